@@ -1,0 +1,148 @@
+"""`fit` and `validate`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from grpo_lightning import shipped
+from grpo_lightning.errors import ConfigError
+
+__all__ = ["DEFAULT_CONFIG", "run_fit", "run_validate"]
+
+DEFAULT_CONFIG = "shipped:arithmetic/config.yaml"
+
+
+def run_fit(argv: list[str]) -> int:
+    """Train, or continue from a checkpoint; with no config, the shipped example or the checkpoint's own config."""
+    from grpo_lightning.callbacks import run_callbacks
+
+    cli = _build("fit", _with_config(argv))
+    config = cli.config["fit"]
+    ckpt_path = _existing(config.get("ckpt_path"))
+    recorder, *others = run_callbacks(
+        run=cli.config_init["fit"]["run"],
+        checkpoint=cli.config_init["fit"]["checkpoint"],
+        config_yaml=_config_yaml(cli, "fit"),
+        resume_from=ckpt_path,
+    )
+    cli.trainer.callbacks.extend([recorder, *others])
+    cli.trainer.callbacks = cli.trainer._callback_connector._reorder_callbacks(cli.trainer.callbacks)
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=ckpt_path)
+    return 0
+
+
+def run_validate(argv: list[str]) -> int:
+    """Greedy evaluation of a checkpoint, or of the untrained model when none is named."""
+    cli = _build("validate", _with_config(argv))
+    ckpt_path = _existing(cli.config["validate"].get("ckpt_path"))
+    cli.trainer.validate(cli.model, datamodule=cli.datamodule, ckpt_path=ckpt_path, verbose=False)
+    if cli.trainer.is_global_zero and cli.model.last_evaluation is not None:
+        _print_evaluation(cli.model.last_evaluation)
+    return 0
+
+
+def _print_evaluation(evaluation: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{evaluation.prompts} held-out prompts, greedy")
+    table.add_column("signal")
+    table.add_column("value", justify="right")
+    for name, value in evaluation.values.items():
+        table.add_row(name, f"{value:.4f}")
+    Console().print(table)
+
+
+def _build(command: str, argv: list[str]) -> Any:
+    _quiet_libraries()
+    from grpo_lightning.cli.parser import GrpoCLI, GrpoParser
+    from grpo_lightning.training.data import PromptDataModule
+    from grpo_lightning.training.module import GRPOModule
+
+    class _Cli(GrpoCLI):
+        """The parser and its objects; the command itself is run by the caller."""
+
+        parser_class = GrpoParser
+
+        def _run_subcommand(self, subcommand: str) -> None:
+            return None
+
+    return _Cli(
+        GRPOModule,
+        PromptDataModule,
+        seed_everything_default=0,
+        save_config_callback=None,
+        args=[command, *argv],
+        auto_configure_optimizers=False,
+        parser_kwargs={name: {"default_env": False} for name in ("fit", "validate")},
+    )
+
+
+def _quiet_libraries() -> None:
+    """What Lightning and transformers say about themselves at start-up hides what the user must read."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*`?isinstance\\(treespec, LeafSpec\\)`? is deprecated.*")
+    try:
+        from transformers.utils import logging as hf_logging
+
+        hf_logging.set_verbosity_error()
+        hf_logging.disable_progress_bar()
+    except ImportError:  # pragma: no cover - transformers is a dependency
+        return
+
+
+def _with_config(argv: list[str]) -> list[str]:
+    """Put the config that a bare command means in front: the checkpoint's own, else the shipped example's."""
+    if any(a in ("-c", "--config") or a.startswith("--config=") for a in argv) or _asks_help(argv):
+        return argv
+    ckpt_path = _value_of(argv, "--ckpt_path")
+    if ckpt_path is None:
+        return ["--config", shipped.expand(DEFAULT_CONFIG), *argv]
+    own = Path(ckpt_path).resolve().parent.parent / "config.yaml"
+    if not own.is_file():
+        raise ConfigError(
+            f"No config.yaml lies in the run directory of {ckpt_path!r}: name the run's config with --config."
+        )
+    return ["--config", str(own), *argv]
+
+
+def _asks_help(argv: list[str]) -> bool:
+    return any(a in ("-h", "--help") or a.startswith("--help") for a in argv)
+
+
+def _value_of(argv: list[str], flag: str) -> str | None:
+    for i, arg in enumerate(argv):
+        if arg.startswith(f"{flag}="):
+            return arg.split("=", 1)[1]
+        if arg == flag and i + 1 < len(argv):
+            return argv[i + 1]
+    return None
+
+
+def _existing(ckpt_path: Any) -> str | None:
+    if ckpt_path is None:
+        return None
+    if not Path(str(ckpt_path)).exists():
+        raise ConfigError(f"--ckpt_path {str(ckpt_path)!r} does not exist: name a file such as runs/RUN/checkpoints/last.ckpt.")
+    return str(ckpt_path)
+
+
+def _config_yaml(cli: Any, command: str) -> str:
+    """The resolved settings as YAML that `--config` takes."""
+    parser = cli._parser(command)
+    config = cli.config[command].clone()
+    config.pop("config", None)
+    config.pop("ckpt_path", None)
+    text: str = parser.dump(config, skip_none=False, skip_check=True)
+    return text
+
+
+def stdout_is_terminal() -> bool:
+    """Whether a person watches."""
+    return sys.stdout.isatty()

@@ -1,0 +1,93 @@
+"""The command line: looks a command up, runs it, and turns what it raises into an exit code.
+
+0 fine; 1 findings; 2 wrong use or bad input (one sentence, no traceback); 75 the run was paused by an alert.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+
+from grpo_lightning.errors import RunPaused, UsageError
+
+__all__ = ["COMMANDS", "main"]
+
+EXIT_USAGE = 2
+EXIT_PAUSED = 75
+EXIT_INTERRUPTED = 130
+
+
+def _fit(argv: list[str]) -> int:
+    from grpo_lightning.cli.fit import run_fit
+
+    return run_fit(argv)
+
+
+def _validate(argv: list[str]) -> int:
+    from grpo_lightning.cli.fit import run_validate
+
+    return run_validate(argv)
+
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "fit": (_fit, "train with GRPO; with no config, the shipped example"),
+    "validate": (_validate, "greedy evaluation of a checkpoint"),
+}
+
+_HELP = """\
+usage: grpo-lightning COMMAND [options]     (also: python -m grpo_lightning COMMAND)
+
+{commands}
+
+examples:
+  grpo-lightning fit                                        the shipped example, a few minutes on 2 CPU cores
+  grpo-lightning fit --config my.yaml --trainer.max_steps 100
+  grpo-lightning fit --ckpt_path runs/RUN/checkpoints/last.ckpt     continue a run
+  grpo-lightning validate --ckpt_path runs/RUN/checkpoints/last.ckpt
+
+`grpo-lightning COMMAND --help` lists a command's options.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the process's exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if args[0] == "--version":
+        from grpo_lightning import __version__
+
+        print(__version__)
+        return 0
+    return _guarded(args[0], args[1:])
+
+
+def _guarded(name: str, rest: list[str]) -> int:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        return _command(name)(rest)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except RunPaused as pause:
+        print(pause, file=sys.stderr)
+        return EXIT_PAUSED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _command(name: str) -> Callable[[list[str]], int]:
+    if name in COMMANDS:
+        return COMMANDS[name][0]
+    near = get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(COMMANDS)}."
+    raise UsageError(f"{name!r} is not a command: {hint}")
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    return _HELP.format(commands="\n".join(f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()))

@@ -1,0 +1,71 @@
+"""LightningCLI with our defaults, and its parse errors as one sentence."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from grpo_lightning.errors import ConfigError
+
+__all__ = ["GrpoCLI", "GrpoParser"]
+
+_SPACES = re.compile(r"\s+")
+_UNKNOWN = re.compile(r"Unrecognized arguments?: (\S+)|Key '([^']+)' is not expected|No action for key \"([^\"]+)\"")
+_LONGEST = 400
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "trainer.logger": False,
+    "trainer.enable_progress_bar": False,
+    "trainer.enable_model_summary": False,
+    "trainer.use_distributed_sampler": False,
+    "trainer.num_sanity_val_steps": -1,
+    "trainer.enable_checkpointing": False,
+    "trainer.max_epochs": -1,
+}
+
+
+class GrpoParser(LightningArgumentParser):
+    """A parser whose errors are one sentence."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise the message as a ConfigError; the command line prints it and exits with 2."""
+        raise ConfigError(_one_sentence(message, self._known_keys())) from ex
+
+    def _known_keys(self) -> list[str]:
+        return [a.dest for a in self._actions if a.dest not in ("help", "print_config")]
+
+
+def _one_sentence(message: str, known: list[str]) -> str:
+    flat = _SPACES.sub(" ", message).strip()
+    unknown = _UNKNOWN.search(flat)
+    if unknown:
+        key = next(g for g in unknown.groups() if g).lstrip("-").split("=")[0]
+        near = get_close_matches(key, known, n=1) or get_close_matches(key.split(".")[-1], [k.split(".")[-1] for k in known], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "see --help for the known settings."
+        return f"{key!r} is not a setting: {hint}"
+    return flat if len(flat) <= _LONGEST else flat[:_LONGEST] + " …"
+
+
+class GrpoCLI(LightningCLI):
+    """`fit` and `validate`: constructors are the schema, YAML configs, overrides, ``--print_config``."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The Trainer's methods that are commands, and the arguments of each that come from us."""
+        return {
+            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
+            "validate": {"model", "dataloaders", "datamodule", "weights_only"},
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Our Trainer defaults, the run's settings, and the links between model and data."""
+        from grpo_lightning.callbacks import CheckpointSettings, RunSettings
+
+        parser.set_defaults(TRAINER_DEFAULTS)
+        parser.add_class_arguments(RunSettings, "run")
+        parser.add_class_arguments(CheckpointSettings, "checkpoint")
+        parser.link_arguments("model.model", "data.model")
+        parser.link_arguments("model.gguf_file", "data.gguf_file")
