@@ -1,0 +1,55 @@
+"""Secrets out of whatever is stored or printed: in URLs, by setting name and by the look of the value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["REDACTED", "redact_config", "redact_text"]
+
+REDACTED = "***"
+
+_USERINFO = re.compile(r"(?P<scheme>\b[a-zA-Z][\w+.-]*://)(?P<userinfo>[^\s/?#'\"]*)@")
+_QUERY_SECRET = re.compile(
+    r"(?i)(?P<name>[?&;](?:api_?key|access_?token|auth_?token|token|password|passwd|pwd|secret|sig|signature)=)"
+    r"(?P<value>[^&#;\s'\"]+)"
+)
+_TOKENS = re.compile(
+    r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
+    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bxox[abprs]-[A-Za-z0-9-]{10,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    re.DOTALL,
+)
+_SECRET_NAME = re.compile(
+    r"(?i)(?:^|[_\-.])(?:api_?key|access_?key|private_?key|secret(?:_?key)?|password|passwd|passphrase|credentials?"
+    r"|(?:access|auth|api|hf|bearer|refresh|session|github|gitlab|wandb|secret)_?token)$|^token$"
+)
+
+
+def redact_text(text: str) -> str:
+    """`text` without the user and password of its URLs and without known shapes of keys and tokens.
+
+    >>> redact_text("postgresql://ada:pw@db/mlflow")
+    'postgresql://***@db/mlflow'
+    """
+    text = _USERINFO.sub(rf"\g<scheme>{REDACTED}@", text)
+    text = _QUERY_SECRET.sub(rf"\g<name>{REDACTED}", text)
+    return _TOKENS.sub(REDACTED, text)
+
+
+def redact_config(config: Any, name: str = "") -> Any:
+    """A copy of nested settings with secrets replaced: by name (``api_key``, ``hf_token``) and by value.
+
+    ``max_tokens``, ``pad_token`` and ``num_memory_tokens`` are settings of models, and stay.
+    """
+    if isinstance(config, Mapping):
+        return {key: redact_config(value, str(key)) for key, value in config.items()}
+    if config not in (None, "") and isinstance(config, str | int | float) and _SECRET_NAME.search(name):
+        return REDACTED
+    if isinstance(config, str):
+        return redact_text(config)
+    if isinstance(config, list | tuple):
+        return [redact_config(value, name) for value in config]
+    return config
