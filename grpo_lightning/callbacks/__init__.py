@@ -1,0 +1,23 @@
+"""Lightning hooks: gather, call one pure function, act."""
+
+from __future__ import annotations
+
+import lightning as L
+
+from grpo_lightning.callbacks.checkpoint import RunCheckpoint
+from grpo_lightning.callbacks.recorder import RunRecorder
+from grpo_lightning.callbacks.settings import CheckpointSettings, RunSettings
+
+__all__ = ["CheckpointSettings", "RunCheckpoint", "RunRecorder", "RunSettings", "run_callbacks"]
+
+
+def run_callbacks(
+    *,
+    run: RunSettings | None = None,
+    checkpoint: CheckpointSettings | None = None,
+    config_yaml: str = "",
+    resume_from: str | None = None,
+) -> list[L.Callback]:
+    """The callbacks of a recorded run, in order, for a Trainer's `callbacks`."""
+    recorder = RunRecorder(run, config_yaml=config_yaml, resume_from=resume_from)
+    return [recorder, RunCheckpoint(recorder, checkpoint or CheckpointSettings())]

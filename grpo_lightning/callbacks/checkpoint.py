@@ -58,6 +58,7 @@ class RunCheckpoint(ModelCheckpoint):
         super()._save_checkpoint(trainer, filepath)
         if trainer.is_global_zero:
             _write_health(Path(filepath), self._recorder.health())
+            self._recorder.announce_checkpoint(Path(filepath))
 
     def _remove_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
         super()._remove_checkpoint(trainer, filepath)
