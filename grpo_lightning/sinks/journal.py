@@ -1,8 +1,9 @@
 """The run directory's own crash-safe record: SQLite in WAL mode, one transaction a row.
 
-A row that `write_step` returned from survives a SIGKILL of the process; `sync` makes it survive a power cut as
-well. After a rewind (resumed at 8 when 10 was already recorded) the older rows stay, and readers see the later
-segment's: a row of step s is *live* unless a later segment started before s (``from_step < s``) or recorded s itself.
+A row that `write_step` returned from survives a SIGKILL of the process; `sync` makes it survive a power cut
+as well. After a rewind (resumed at 8 when 10 was already recorded) the older rows stay, and readers see the
+later segment's: a row of step s is *live* unless a later segment started before s
+(``from_step < s``) or recorded s.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Journal:
     def start_segment(self, *, from_step: int, time: float | None = None, reason: str = "") -> int:
         """Open the next segment and return its number, counted from 1.
 
-        `from_step` is the number of optimizer steps done so far: 0 for a new run, the checkpoint's step on resume.
-        A segment left open by a crash is closed as ``interrupted`` at its last row's time.
+        `from_step` is the number of optimizer steps done so far: 0 for a new run, the checkpoint's step on
+        resume. A segment left open by a crash is closed as ``interrupted`` at its last row's time.
         """
         with self._write("start a segment") as db:
             self._close_interrupted(db)
@@ -228,6 +229,11 @@ class Journal:
         """The next rows in the order they were written, each with its id: for consumers with a cursor."""
         with self._use("read the steps") as db:
             return reading.steps_after(db, self.run_id, last_id, limit)
+
+    def count_steps_after(self, last_id: int) -> int:
+        """How many rows `steps_after` would give without a limit."""
+        with self._use("count the steps") as db:
+            return int(db.execute("SELECT count(*) FROM steps WHERE id > ?", (last_id,)).fetchone()[0])
 
     def evaluations_after(self, last_id: int, limit: int = 100) -> list[tuple[int, EventRow]]:
         """The next evaluations in the order they were written, each with its id."""

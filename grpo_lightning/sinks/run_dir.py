@@ -103,7 +103,8 @@ class RunDirectory:
     def write_config(self, config: Mapping[str, Any] | str) -> Path:
         """Store the resolved configuration, secrets redacted; a crash leaves the old file or the new one."""
         settings = yaml.safe_load(config) if isinstance(config, str) else config
-        text = yaml.safe_dump(redact_config(settings), sort_keys=False, allow_unicode=True)
+        clean = redact_config(settings)
+        text = config if isinstance(config, str) and clean == settings else _yaml(clean)
         partial = self.config.with_name(f".config.{os.getpid()}.yaml")
         with partial.open("w", encoding="utf-8") as stream:
             stream.write(text)
@@ -136,3 +137,8 @@ class RunDirectory:
             return True
         lock.release()
         return False
+
+
+def _yaml(settings: Any) -> str:
+    text: str = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    return text

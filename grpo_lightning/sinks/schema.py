@@ -1,9 +1,9 @@
 """The journal's tables.
 
-A step's values are one blob of little-endian float64 beside the number of a `layouts` row that names them, not one
-row a value. Measured over 5,000 steps of 100 signals: 51 µs a step written, 4 ms to read one signal, 4.2 MB; as
-JSON 128 µs, 237 ms and 21 MB; one row a value 1,842 µs, 1.3 ms and 11 MB. NaN and ±inf keep their bits (SQLite
-would store a NaN as NULL).
+A step's values are one blob of little-endian float64 beside the number of a `layouts` row that names them,
+not one row a value. Measured over 5,000 steps of 100 signals: 51 µs a step written, 4 ms to read one signal,
+4.2 MB; as JSON 128 µs, 237 ms and 21 MB; one row a value 1,842 µs, 1.3 ms and 11 MB. NaN and ±inf
+keep their bits (SQLite would store a NaN as NULL).
 """
 
 from __future__ import annotations

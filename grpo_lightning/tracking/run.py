@@ -1,0 +1,353 @@
+"""One MLflow run: made, continued, described and ended.
+
+Methods talk to MLflow at once and raise `TrackingError` when it is away; during training hand them to the
+pump (`MetricPump.submit`), which tries again in the background.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import hashlib
+import json
+import os
+import time as clock
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import quote
+
+import yaml
+
+from grpo_lightning.errors import UsageError
+from grpo_lightning.sinks.redact import redact_config, redact_text
+from grpo_lightning.tracking.errors import TrackingError, TrackingRefused
+from grpo_lightning.tracking.names import MAX_TAG, clean_key, flatten, shorten_param
+from grpo_lightning.tracking.store import make_client, reachable, resolve_tracking_uri, sqlite_path
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+__all__ = ["MLflowRun", "Point", "RunStatus"]
+
+RunStatus = Literal["running", "finished", "failed", "killed", "paused", "interrupted"]
+
+CONFIG_ARTIFACT = "config.yaml"
+DESCRIPTION_ARTIFACT = "description.md"
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI opens it as model training
+
+# MLflow has no "paused": the tag grpo.status says it, and the run counts as ended.
+_MLFLOW_STATUS = {
+    "running": "RUNNING",
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "killed": "KILLED",
+    "paused": "KILLED",
+    "interrupted": "KILLED",
+}
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One metric row; the same point sent twice is kept once by MLflow."""
+
+    key: str
+    value: float  # finite
+    time_ms: int
+    step: int
+
+
+class MLflowRun:
+    """A run in an MLflow store. Make one with `create` or `resume`."""
+
+    def __init__(
+        self, client: MlflowClient, *, tracking_uri: str, run_id: str, experiment_id: str, name: str
+    ) -> None:
+        self._client = client
+        self.tracking_uri = tracking_uri  # may hold a password: print `redact_text` of it
+        self.run_id = run_id
+        self.experiment_id = experiment_id
+        self.name = name
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        experiment: str,
+        name: str | None = None,
+        description: str = "",
+        config: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
+        tracking_uri: str | None = None,
+    ) -> MLflowRun:
+        """Start a run in `experiment`, made when missing. A store that can't be used is a `UsageError`."""
+        from mlflow.tracking.context.registry import resolve_tags
+
+        uri = resolve_tracking_uri(tracking_uri)
+        client = make_client(uri)
+        experiment_id = _experiment(client, uri, experiment)
+        given = {"grpo.status": "running", **{key: redact_text(value) for key, value in (tags or {}).items()}}
+        made = _ask(uri, lambda: client.create_run(experiment_id, tags=resolve_tags(given), run_name=name))
+        run = cls(
+            client,
+            tracking_uri=uri,
+            run_id=made.info.run_id,
+            experiment_id=experiment_id,
+            name=made.info.run_name,
+        )
+        run.set_tags({"mlflow.runColor": run._free_color()})
+        if description:
+            run.describe(description)
+        if config is not None:
+            run.log_config(config, segment=1)
+        return run
+
+    @classmethod
+    def open(
+        cls, run_id: str, *, tracking_uri: str | None = None, recorded_uri: str | None = None
+    ) -> MLflowRun:
+        """An existing run, unchanged. One that is not in the store, or deleted there, is a `UsageError`."""
+        from mlflow.exceptions import MlflowException
+
+        uri = resolve_tracking_uri(tracking_uri, recorded=recorded_uri)
+        client = make_client(uri)
+        try:
+            info = client.get_run(run_id).info
+        except MlflowException as error:
+            raise UsageError(
+                f"There is no run {run_id!r} in {redact_text(uri)}. Set MLFLOW_TRACKING_URI to the store "
+                "that it was recorded in."
+            ) from error
+        if info.lifecycle_stage == "deleted":
+            raise UsageError(
+                f"The run {run_id} is deleted in {redact_text(uri)}. "
+                f"Restore it: mlflow runs restore --run-id {run_id}"
+            )
+        return cls(
+            client, tracking_uri=uri, run_id=run_id, experiment_id=info.experiment_id, name=info.run_name
+        )
+
+    @classmethod
+    def resume(
+        cls,
+        run_id: str,
+        *,
+        segment: int,
+        from_step: int,
+        config: Mapping[str, Any] | None = None,
+        tracking_uri: str | None = None,
+        recorded_uri: str | None = None,
+    ) -> MLflowRun:
+        """Continue a run: RUNNING again, with a tag for the segment and one for settings that changed."""
+        run = cls.open(run_id, tracking_uri=tracking_uri, recorded_uri=recorded_uri)
+        run.set_status("running")
+        said = json.dumps({"from_step": from_step, "time": clock.time()})
+        run.set_tags({f"grpo.segment.{segment}": said})
+        if config is not None:
+            run.log_config(config, segment=segment)
+        return run
+
+    # ---------------------------------------------------------------- metrics
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        """Send metric rows, up to 1,000 a request. All of them arrive, or it raises."""
+        from mlflow.entities import Metric
+
+        rows = [Metric(point.key, point.value, point.time_ms, point.step) for point in points]
+        try:
+            self._call(lambda: self._client.log_batch(self.run_id, metrics=rows))
+        except TrackingRefused as error:
+            if self._call(lambda: self._client.get_run(self.run_id).info.lifecycle_stage) == "deleted":
+                raise TrackingError(
+                    f"The run {self.run_id} was deleted. "
+                    f"Restore it: mlflow runs restore --run-id {self.run_id}"
+                ) from error
+            raise
+
+    # ---------------------------------------------------------------- settings
+
+    def log_config(self, config: Mapping[str, Any], *, segment: int) -> None:
+        """The settings as parameters, and whole, secrets redacted, as the artifact ``config.yaml``.
+
+        Parameters can't change in MLflow. In later segments the changed ones go to the tag
+        ``grpo.segment.N.changed`` and the settings to ``config.segment-N.yaml``.
+        """
+        settings = redact_config(config)
+        artifact = CONFIG_ARTIFACT if segment == 1 else f"config.segment-{segment}.yaml"
+        text = yaml.safe_dump(
+            json.loads(json.dumps(settings, default=str)), sort_keys=False, allow_unicode=True
+        )
+        self.log_text(text, artifact)
+        params = {clean_key(key): shorten_param(key, value, artifact) for key, value in flatten(settings)}
+        old = self._call(lambda: self._client.get_run(self.run_id).data.params)
+        changed = {key: value for key, value in params.items() if key in old and not _same(old[key], value)}
+        self._log_params({key: value for key, value in params.items() if key not in old})
+        if changed:
+            self._tag_changes(changed, old, segment, artifact)
+
+    def _log_params(self, params: Mapping[str, str]) -> None:
+        from mlflow.entities import Param
+
+        rows = [Param(key, value) for key, value in params.items()]
+        self._call(lambda: self._client.log_batch(self.run_id, params=rows))
+
+    def _tag_changes(
+        self, changed: Mapping[str, str], old: Mapping[str, str], segment: int, artifact: str
+    ) -> None:
+        said = json.dumps({key: [old[key], value] for key, value in changed.items()}, ensure_ascii=False)
+        if len(said) > MAX_TAG:
+            self.log_text(said, f"changed.segment-{segment}.json")
+            said = json.dumps({"see": [f"changed.segment-{segment}.json", artifact], "count": len(changed)})
+        self.set_tags({f"grpo.segment.{segment}.changed": said})
+
+    # ---------------------------------------------------------------- words
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags; URLs lose their passwords. A value over 8,000 characters is kept whole as an artifact."""
+        from mlflow.entities import RunTag
+
+        rows = [
+            RunTag(clean_key(key), self._short_tag(key, redact_text(value))) for key, value in tags.items()
+        ]
+        self._call(lambda: self._client.log_batch(self.run_id, tags=rows))
+
+    def describe(self, markdown: str) -> None:
+        """Set the run's description, the text at the top of its page."""
+        text = redact_text(markdown)
+        if len(text) > MAX_TAG:
+            self.log_text(text, DESCRIPTION_ARTIFACT)
+            pointer = f"\n\n… the whole text is in the artifact {DESCRIPTION_ARTIFACT}."
+            text = text[: MAX_TAG - len(pointer)] + pointer
+        self.set_tags({"mlflow.note.content": text})
+
+    def set_status(self, status: RunStatus, *, reason: str = "") -> None:
+        """RUNNING, FINISHED, FAILED or KILLED in MLflow; the exact word is the tag ``grpo.status``."""
+        tags = {"grpo.status": status, "grpo.status_reason": reason}
+        self.set_tags(tags)
+        if status == "running":
+            self._call(lambda: self._client.update_run(self.run_id, status="RUNNING"))
+        else:
+            self._call(lambda: self._client.set_terminated(self.run_id, status=_MLFLOW_STATUS[status]))
+
+    # ---------------------------------------------------------------- files
+
+    def log_artifact(self, path: str | Path, folder: str | None = None) -> None:
+        """Copy a file to the run's artifacts."""
+        self._call(lambda: self._client.log_artifact(self.run_id, str(path), folder))
+
+    def log_text(self, text: str, name: str) -> None:
+        """Write a text as the artifact `name`."""
+        self._call(lambda: self._client.log_text(self.run_id, text, name))
+
+    def log_reference(self, path: str | Path, *, kind: str = "checkpoint", sha256: str | None = None) -> None:
+        """Record where a big file lies instead of copying it: ``references/<kind>/<name>.json``."""
+        where = Path(path).absolute()
+        record = {
+            "kind": kind,
+            "absolute": str(where),
+            "relative": _relative(where),
+            "bytes": where.stat().st_size if where.is_file() else None,
+            "sha256": sha256,
+        }
+        self.log_text(json.dumps(record, indent=2), f"references/{kind}/{where.name}.json")
+        self.set_tags({f"grpo.{kind}.latest": str(where)})
+
+    # ---------------------------------------------------------------- inside
+
+    def _short_tag(self, key: str, value: str) -> str:
+        if len(value) <= MAX_TAG:
+            return value
+        artifact = f"tags/{clean_key(key)}.txt"
+        self.log_text(value, artifact)
+        return f"{len(value)} characters: see the artifact {artifact}"
+
+    def _call(self, action: Callable[[], _T]) -> _T:
+        return _ask(self.tracking_uri, action)
+
+    def _free_color(self) -> str:
+        """The colour of our palette that is farthest from those of the newest runs beside this one."""
+        recent = self._call(lambda: self._client.search_runs([self.experiment_id], max_results=20))
+        others = [
+            run.data.tags.get("mlflow.runColor", "") for run in recent if run.info.run_id != self.run_id
+        ]
+        return pick_color(self.run_id, others)
+
+
+def pick_color(run_id: str, others: Sequence[str]) -> str:
+    """One of 36 hues, the farthest from `others` (``#rrggbb``); ties are broken by the run id."""
+    taken = [_hue(color) for color in others if len(color) == 7 and color.startswith("#")]
+    first = int(hashlib.sha256(run_id.encode()).hexdigest(), 16) % 36
+    hues = [((first + 5 * place) % 36) / 36 for place in range(36)]
+    best = max(hues, key=lambda hue: min((_apart(hue, other) for other in taken), default=1.0))
+    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(best, 0.45, 0.7))
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def _hue(color: str) -> float:
+    try:
+        red, green, blue = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    except ValueError:
+        return 0.0
+    return colorsys.rgb_to_hls(red, green, blue)[0]
+
+
+def _apart(one: float, other: float) -> float:
+    distance = abs(one - other)
+    return round(min(distance, 1 - distance), 3)
+
+
+def _ask(uri: str, action: Callable[[], _T]) -> _T:
+    """Run `action`; whatever MLflow raises comes out as a `TrackingError` without passwords."""
+    from mlflow.exceptions import MlflowException
+
+    if not reachable(uri):
+        raise TrackingError(f"No MLflow server answers at {redact_text(uri)}.")
+    try:
+        return action()
+    except Exception as error:  # requests, SQLAlchemy, OSError: MLflow passes all of them on
+        kind = TrackingError
+        if isinstance(error, MlflowException) and error.error_code == "INVALID_PARAMETER_VALUE":
+            kind = TrackingRefused
+        raise kind(f"MLflow at {redact_text(uri)}: {redact_text(str(error))}") from error
+
+
+def _experiment(client: MlflowClient, uri: str, name: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = _ask(uri, lambda: client.get_experiment_by_name(name))
+    if found is None:
+        try:
+            return client.create_experiment(name, artifact_location=_artifacts(uri, name), tags=dict(KIND))
+        except MlflowException as error:
+            found = _ask(uri, lambda: client.get_experiment_by_name(name))  # another process was faster
+            if found is None:
+                raise UsageError(f"Can't make the experiment {name!r}: {redact_text(str(error))}") from error
+    if found.lifecycle_stage == "deleted":
+        raise UsageError(
+            f"The experiment {name!r} is deleted in {redact_text(uri)}. Choose another name, or restore it: "
+            f"mlflow experiments restore --experiment-id {found.experiment_id}"
+        )
+    experiment_id: str = found.experiment_id
+    for key, value in KIND.items():
+        if key not in found.tags:
+            _ask(uri, partial(client.set_experiment_tag, experiment_id, key, value))
+    return experiment_id
+
+
+def _artifacts(uri: str, experiment: str) -> str | None:
+    """Beside the SQLite store, as an absolute URI; a server chooses its own place."""
+    path = sqlite_path(uri)
+    if path is None:
+        return None
+    return (path.parent / "mlartifacts" / quote(clean_key(experiment).replace("/", "_"), safe="")).as_uri()
+
+
+def _same(old: str, new: str) -> bool:
+    """True for equal values; a long one is recorded with the artifact's name, which differs by segment."""
+    return old == new or (old.startswith("sha256:") and old.partition(" (")[0] == new.partition(" (")[0])
+
+
+def _relative(path: Path) -> str:
+    return os.path.relpath(path, Path.cwd())

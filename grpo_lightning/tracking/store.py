@@ -1,0 +1,152 @@
+"""Which MLflow store, and opening it so that several processes may do so at once.
+
+The default is an absolute ``sqlite:///`` URI under the working directory: MLflow's file store and Lightning's
+default logger URI do not work with current MLflow. The process-wide tracking URI is never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from filelock import FileLock
+
+from grpo_lightning.errors import UsageError
+from grpo_lightning.sinks.redact import redact_text
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+__all__ = [
+    "TRACKING_VARIABLE",
+    "make_client",
+    "prepare_store",
+    "reachable",
+    "resolve_tracking_uri",
+    "sqlite_path",
+]
+
+TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
+_PREFIX = "sqlite:///"
+
+
+def resolve_tracking_uri(uri: str | None = None, *, recorded: str | None = None) -> str:
+    """The store to use: `uri`, else ``MLFLOW_TRACKING_URI`` as it is now, else `recorded`, else the default.
+
+    A relative SQLite path is taken from the working directory. A recorded one that lost its password is
+    skipped.
+    """
+    kept = recorded if recorded and "***" not in recorded else None
+    chosen = uri or os.environ.get(TRACKING_VARIABLE) or kept or f"{_PREFIX}mlflow.db"
+    _refuse_files(chosen)
+    path = sqlite_path(chosen)
+    return chosen if path is None else f"{_PREFIX}{path.as_posix()}{_query(chosen)}"
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The absolute path of a SQLite store, None for any other URI."""
+    if not uri.startswith(_PREFIX):
+        return None
+    return Path(unquote(uri.removeprefix(_PREFIX).partition("?")[0])).absolute()
+
+
+def prepare_store(uri: str) -> None:
+    """Make a new SQLite store's tables, once, however many processes ask for it at the same time.
+
+    The tables are made in a file beside it that is then renamed, so a process killed in the middle leaves
+    nothing half made. WAL is set once: it stays with the file.
+    """
+    path = sqlite_path(uri)
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock", timeout=600):
+            if not path.exists() or path.stat().st_size == 0:
+                _make_store(path)
+    except OSError as error:
+        raise UsageError(
+            f"Can't make the MLflow store {path}: {error.strerror or error}. "
+            f"Set {TRACKING_VARIABLE} to a writable {_PREFIX} path or to a server."
+        ) from error
+
+
+def make_client(uri: str) -> MlflowClient:
+    """A client of `uri`, its store ready to use. What stands in the way is a `UsageError`."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    if not reachable(uri):
+        raise UsageError(
+            f"No MLflow server answers at {redact_text(uri)}. Start it, or unset {TRACKING_VARIABLE} to "
+            "record in mlflow.db under the working directory."
+        )
+    prepare_store(uri)
+    client = MlflowClient(tracking_uri=uri)
+    try:
+        client.search_experiments(max_results=1)
+    except MlflowException as error:
+        raise UsageError(_explain(uri, redact_text(str(error)))) from error
+    return client
+
+
+def reachable(uri: str, *, timeout: float = 3.0) -> bool:
+    """False when nothing listens at an http(s) URI. MLflow itself would try for minutes before it said so."""
+    parts = urlsplit(uri)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or _proxied(parts.scheme, parts.hostname):
+        return True
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        with socket.create_connection((parts.hostname, port), timeout=timeout):
+            return True
+    except OSError:
+        return False
+
+
+def _make_store(path: Path) -> None:
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    try:
+        artifacts = (path.parent / "mlartifacts").as_uri()
+        store = SqlAlchemyStore(f"{_PREFIX}{partial.as_posix()}", artifacts)  # type: ignore[no-untyped-call]
+        store.engine.dispose()
+        connection = sqlite3.connect(partial)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.close()
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _proxied(scheme: str, host: str) -> bool:
+    return scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
+
+
+def _refuse_files(uri: str) -> None:
+    scheme = urlsplit(uri).scheme
+    if (not scheme or scheme == "file") and os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() != "true":
+        raise UsageError(
+            f"MLflow no longer writes to the file store {redact_text(uri)!r}. Give {_PREFIX}mlflow.db, or "
+            "a server's address."
+        )
+
+
+def _query(uri: str) -> str:
+    query = uri.partition("?")[2]
+    return f"?{query}" if query else ""
+
+
+def _explain(uri: str, text: str) -> str:
+    shown = redact_text(uri)
+    if "out-of-date database schema" in text:
+        return (
+            f"The MLflow store {shown} was made by another MLflow. Upgrade it: mlflow db upgrade '{shown}'."
+        )
+    return f"The MLflow store {shown} can't be used: {text}"
