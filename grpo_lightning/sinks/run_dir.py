@@ -116,7 +116,7 @@ class RunDirectory:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run for writing. A second process is refused; it is free when its process dies."""
-        lock = FileLock(self.path / ".writer.lock", timeout=0)
+        lock = FileLock(self.path / ".writer.lock", timeout=2)  # `is_live` holds it for a moment
         try:
             lock.acquire()
         except Timeout as error:

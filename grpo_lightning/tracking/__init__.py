@@ -9,9 +9,10 @@ from grpo_lightning.tracking.errors import TrackingError, TrackingRefused
 from grpo_lightning.tracking.feed import Feeder
 from grpo_lightning.tracking.names import Pages, clean_key, metric_key
 from grpo_lightning.tracking.pump import MetricPump
+from grpo_lightning.tracking.read import RunRef, resolve_run, ui_command, ui_link
 from grpo_lightning.tracking.run import MLflowRun, Point, RunStatus
 from grpo_lightning.tracking.store import TRACKING_VARIABLE, make_client, prepare_store, resolve_tracking_uri
-from grpo_lightning.tracking.sync import SyncReport, remember, sync_run
+from grpo_lightning.tracking.sync import SyncReport, sync_run
 
 __all__ = [
     "TRACKING_VARIABLE",
@@ -20,6 +21,7 @@ __all__ = [
     "MetricPump",
     "Pages",
     "Point",
+    "RunRef",
     "RunStatus",
     "SyncReport",
     "TrackingError",
@@ -28,7 +30,9 @@ __all__ = [
     "make_client",
     "metric_key",
     "prepare_store",
-    "remember",
+    "resolve_run",
     "resolve_tracking_uri",
     "sync_run",
+    "ui_command",
+    "ui_link",
 ]

@@ -32,15 +32,15 @@ class Feeder:
     Args:
         journal: open for writing; the cursor is kept in it.
         send: takes points and raises `TrackingError` when they did not arrive.
-        pages: a signal's page. The page a signal first had in this run is kept, so that its curve stays one.
+        page_of: a signal's page. The page that a signal first had in this run is kept: its curve stays one.
     """
 
     def __init__(
-        self, journal: Journal, send: Callable[[Sequence[Point]], None], pages: Pages | None = None
+        self, journal: Journal, send: Callable[[Sequence[Point]], None], page_of: Pages | None = None
     ) -> None:
         self._journal = journal
         self._send_points = send
-        self._pages = pages or (lambda _signal: None)
+        self._page_of = page_of or (lambda _signal: None)
         self._keys: dict[str, str] = json.loads(journal.meta().get("mlflow_keys", "{}"))
         self._refused: set[str] = set()
 
@@ -113,7 +113,7 @@ class Feeder:
 
     def _key(self, signal: str) -> str:
         if signal not in self._keys:
-            self._keys[signal] = metric_key(signal, self._pages)
+            self._keys[signal] = metric_key(signal, self._page_of)
             self._journal.set_meta(mlflow_keys=json.dumps(self._keys, ensure_ascii=False))
         return self._keys[signal]
 

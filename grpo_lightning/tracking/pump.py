@@ -18,6 +18,8 @@ from grpo_lightning.tracking.run import MLflowRun
 
 __all__ = ["MetricPump"]
 
+_IDLE_INTERVALS = 12  # without news the journal is looked at this seldom
+
 _log = logging.getLogger(__name__)
 
 
@@ -31,27 +33,29 @@ class MetricPump:
     """Send a run's journal to MLflow, every `interval` seconds, and catch up after MLflow was away.
 
     Args:
+        journal: the journal or its path; the pump opens its own connection.
         run: where to.
-        journal: the journal's path; the pump opens its own connection.
-        pages: a signal's page, such as ``1_overview``; None means ``2_health``.
+        page_of: a signal's page, such as ``1_overview``; None or a KeyError means ``2_health``.
         interval: seconds between two batches.
         longest_wait: the most seconds between two tries while MLflow is away; it starts at 0.5 and doubles.
     """
 
     def __init__(
         self,
+        journal: Journal | str | Path,
         run: MLflowRun,
-        journal: str | Path,
         *,
-        pages: Pages | None = None,
+        page_of: Pages | None = None,
         interval: float = 5.0,
         longest_wait: float = 60.0,
     ) -> None:
-        self._run, self._path, self._pages = run, Path(journal), pages
+        self._path = journal.path if isinstance(journal, Journal) else Path(journal)
+        self._run, self._page_of = run, page_of
         self._interval, self._longest_wait = interval, longest_wait
-        self._tasks: deque[_Task] = deque()
+        self._tasks = deque(_Task(what, action) for what, action in run.deferred)
         self._state = threading.Condition()
         self._asked = self._served = 0  # flushes
+        self._news = True  # rows of before may be waiting
         self._stop = False
         self._feeder: Feeder | None = None
         self._failures = 0  # in a row
@@ -62,7 +66,11 @@ class MetricPump:
         self._thread.start()
         return self
 
-    def submit(self, action: Callable[[], object], what: str) -> None:
+    def notify(self) -> None:
+        """Say that rows were recorded. It costs microseconds: they are sent at the end of the interval."""
+        self._news = True
+
+    def submit(self, action: Callable[[], object], what: str = "a record") -> None:
         """Have `action`, a call of one of the run's methods, done in the background and in order."""
         with self._state:
             self._tasks.append(_Task(what, action))
@@ -103,29 +111,37 @@ class MetricPump:
 
     def _work(self) -> None:
         journal: Journal | None = None
-        wait = 0.0
-        tried = 0
-        while True:
-            with self._state:
-                self._state.wait_for(lambda: self._stop or self._asked > tried, wait)  # noqa: B023 - read at once
-                if self._stop:
-                    break
-                tried = self._asked
+        ticket, wait = 0, 0.0
+        while (asked := self._sleep(ticket, wait)) is not None:
+            ticket = asked
             try:
                 journal = journal or Journal(self._path)
-                self._feeder = self._feeder or Feeder(journal, self._run.log_points, self._pages)
-                self._do_tasks()
-                sent = self._feeder.drain()
+                sent = self._cycle(journal)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 wait = self._fail(error)
                 continue
             self._recover(sent)
             wait = self._interval
             with self._state:
-                self._served = tried
+                self._served = ticket
                 self._state.notify_all()
         if journal is not None:
             journal.close()
+
+    def _sleep(self, ticket: int, wait: float) -> int | None:
+        """Sleep until there is something to do; the number of flushes asked for by then, None at the end."""
+        with self._state:
+            for _ in range(_IDLE_INTERVALS):
+                self._state.wait_for(lambda: self._stop or self._asked > ticket, wait)
+                if self._stop or self._asked > ticket or self._news or self._tasks:
+                    break
+            return None if self._stop else self._asked
+
+    def _cycle(self, journal: Journal) -> int:
+        self._news = False
+        self._feeder = self._feeder or Feeder(journal, self._run.log_points, self._page_of)
+        self._do_tasks()
+        return self._feeder.drain()
 
     def _do_tasks(self) -> None:
         while self._tasks:
@@ -150,6 +166,7 @@ class MetricPump:
                 exc_info=None if known else error,
             )
         self._failures += 1
+        self._news = True
         return float(min(0.5 * 2 ** min(self._failures - 1, 20), self._longest_wait))
 
     def _recover(self, sent: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import colorsys
 import hashlib
 import json
+import logging
 import os
 import time as clock
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,8 @@ _MLFLOW_STATUS = {
 }
 _T = TypeVar("_T")
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
@@ -68,8 +71,11 @@ class MLflowRun:
         self._client = client
         self.tracking_uri = tracking_uri  # may hold a password: print `redact_text` of it
         self.run_id = run_id
-        self.experiment_id = experiment_id
+        self.experiment_id = experiment_id  # "" while a resumed run could not be looked up
         self.name = name
+        self.deferred: list[
+            tuple[str, Callable[[], object]]
+        ] = []  # for the pump: what resuming could not do yet
 
     @classmethod
     def create(
@@ -140,14 +146,39 @@ class MLflowRun:
         tracking_uri: str | None = None,
         recorded_uri: str | None = None,
     ) -> MLflowRun:
-        """Continue a run: RUNNING again, with a tag for the segment and one for settings that changed."""
-        run = cls.open(run_id, tracking_uri=tracking_uri, recorded_uri=recorded_uri)
-        run.set_status("running")
-        said = json.dumps({"from_step": from_step, "time": clock.time()})
-        run.set_tags({f"grpo.segment.{segment}": said})
-        if config is not None:
-            run.log_config(config, segment=segment)
+        """Continue a run: RUNNING again, with a tag for the segment and one for settings that changed.
+
+        A server that is away does not stop it: the pump does this when the server is back.
+        """
+        uri = resolve_tracking_uri(tracking_uri, recorded=recorded_uri)
+        away = not reachable(uri)
+        run = cls._unseen(run_id, uri) if away else cls.open(run_id, tracking_uri=uri)
+        begin = partial(run.begin_segment, segment, from_step=from_step, config=config, time=clock.time())
+        try:
+            if away:
+                raise TrackingError(f"No MLflow server answers at {redact_text(uri)}.")
+            begin()
+        except TrackingError as error:
+            _log.warning("%s Training goes on; the journal keeps everything for later.", error)
+            run.deferred.append(("the new segment", begin))
         return run
+
+    @classmethod
+    def _unseen(cls, run_id: str, uri: str) -> MLflowRun:
+        from mlflow import MlflowClient
+
+        return cls(
+            MlflowClient(tracking_uri=uri), tracking_uri=uri, run_id=run_id, experiment_id="", name=run_id
+        )
+
+    def begin_segment(
+        self, segment: int, *, from_step: int, time: float, config: Mapping[str, Any] | None = None
+    ) -> None:
+        """Say that the run goes on in a new segment. Doing it twice changes nothing."""
+        self.set_status("running")
+        self.set_tags({f"grpo.segment.{segment}": json.dumps({"from_step": from_step, "time": time})})
+        if config is not None:
+            self.log_config(config, segment=segment)
 
     # ---------------------------------------------------------------- metrics
 

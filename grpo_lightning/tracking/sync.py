@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lightning.errors import UsageError
-from grpo_lightning.sinks import Journal, RunDirectory
-from grpo_lightning.sinks.redact import redact_text
+from grpo_lightning.sinks import RunDirectory
 from grpo_lightning.tracking.feed import Feeder
 from grpo_lightning.tracking.names import Pages
 from grpo_lightning.tracking.run import MLflowRun
 
-__all__ = ["SyncReport", "remember", "sync_run"]
+__all__ = ["SyncReport", "sync_run"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,17 +23,9 @@ class SyncReport:
     status: str | None  # the status now set in MLflow, None while a process still trains the run
 
 
-def remember(journal: Journal, run: MLflowRun) -> None:
-    """Write into the journal where its MLflow run is, passwords left out."""
-    journal.set_meta(
-        run_id=run.run_id,
-        run_name=run.name,
-        experiment_id=run.experiment_id,
-        tracking_uri=redact_text(run.tracking_uri),
-    )
-
-
-def sync_run(path: str | Path, *, pages: Pages | None = None, tracking_uri: str | None = None) -> SyncReport:
+def sync_run(
+    path: str | Path, *, page_of: Pages | None = None, tracking_uri: str | None = None
+) -> SyncReport:
     """Send the rest of a run directory's journal to MLflow, exactly once, and set the status it ended with.
 
     A run whose process was killed is closed as ``interrupted`` (KILLED in MLflow). One that is being trained
@@ -51,7 +42,7 @@ def sync_run(path: str | Path, *, pages: Pages | None = None, tracking_uri: str 
                 f"The run {directory.run_id} was not recorded in MLflow: its journal names no store."
             )
         run = MLflowRun.open(meta["run_id"], tracking_uri=tracking_uri, recorded_uri=meta["tracking_uri"])
-        sent = Feeder(journal, run.log_points, pages).drain()
+        sent = Feeder(journal, run.log_points, page_of).drain()
         segments = journal.segments()
     if live or not segments:
         return SyncReport(run_id=run.run_id, steps_sent=sent, status=None)
