@@ -37,7 +37,7 @@ def resolve_run(
 ) -> RunRef:
     """The run that `text` means: a run directory, a run id, its unique prefix or a unique name.
 
-    A prefix has 4 characters or more. Run directories under `root` come first, and MLflow is asked when none of
+    A prefix has 4 characters or more. Run directories under `root` come first; MLflow is asked when none of
     them is meant, or when `experiment` says where to look. No run, or several, is a `UsageError`.
     """
     if (Path(text) / "journal.sqlite").is_file():
