@@ -111,7 +111,7 @@ def reachable(uri: str, *, timeout: float = 3.0) -> bool:
 def _make_store(path: Path) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.partial")  # ours alone: the caller holds the lock
     partial.unlink(missing_ok=True)
     try:
         artifacts = (path.parent / "mlartifacts").as_uri()
