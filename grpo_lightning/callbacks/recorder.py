@@ -168,10 +168,11 @@ class RunRecorder(L.Callback):
         if record is None:
             return
         started = perf_counter()
-        packs = ranks.all_gather_tensor(signals.measure(record).to(pl_module.device))
+        own = signals.measure(record)
+        packs = ranks.all_gather_tensor(own.pack().to(pl_module.device))
         if self._open is None:
             return
-        values = signals.finish(packs, record)
+        values = signals.finish(packs, own, record)
         values["monitor_seconds"] = perf_counter() - started
         self._values = values
         self._write_step(self._open, record.step, values)

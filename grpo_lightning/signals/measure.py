@@ -1,6 +1,6 @@
 """From a step's tensors to its signals.
 
-`measure` gives one rank's partials as one vector; `finish` joins the ranks' vectors into numbers. The same data split
+`measure` gives one rank's partials; `finish` joins the ranks' packed vectors into numbers. The same data split
 over ranks in any way gives the same signals. Not measured is absent, never 0.
 """
 
@@ -30,16 +30,9 @@ __all__ = ["finish", "measure"]
 TAIL, FLAT = 1.0, 0.02
 
 
-@torch.no_grad()
-def measure(record: StepRecord) -> Tensor:
-    """This rank's partials, one float64 vector whose layout depends on the configuration alone."""
-    return _partials(record).pack()
-
-
-@torch.no_grad()
-def finish(packs: Sequence[Tensor], record: StepRecord) -> dict[str, float]:
-    """The step's signals from every rank's vector; `record` is any rank's, for the layout and what is equal on all."""
-    values = merge(packs, _partials(record).names())
+def finish(packs: Sequence[Tensor], own: Partials, record: StepRecord) -> dict[str, float]:
+    """The step's signals from every rank's packed partials; `own` and `record` are any rank's: layout and shared values."""
+    values = merge(packs, own.names())
     out = _means(values) | _spreads(values) | _extremes(values)
     out |= _fractions(values) | _shared(record)
     out["nonfinite_count"] = values["nonfinite"] + sum(
@@ -51,7 +44,9 @@ def finish(packs: Sequence[Tensor], record: StepRecord) -> dict[str, float]:
     return out
 
 
-def _partials(record: StepRecord) -> Partials:
+@torch.no_grad()
+def measure(record: StepRecord) -> Partials:
+    """This rank's partials; their layout depends on the configuration alone."""
     p = Partials()
     _rewards(p, record)
     _advantages(p, record)
