@@ -35,9 +35,7 @@ class Feeder:
         page_of: a signal's page. The page that a signal first had in this run is kept: its curve stays one.
     """
 
-    def __init__(
-        self, journal: Journal, send: Callable[[Sequence[Point]], None], page_of: Pages | None = None
-    ) -> None:
+    def __init__(self, journal: Journal, send: Callable[[Sequence[Point]], None], page_of: Pages | None = None) -> None:
         self._journal = journal
         self._send_points = send
         self._page_of = page_of or (lambda _signal: None)
@@ -87,9 +85,7 @@ class Feeder:
         for key, row in self._journal.evaluations_after(cursor.last_id):
             points += self._points(row, _numbers(row.payload), counts)
             done, last_id = done + 1, key
-        return self._deliver(
-            "evaluations", points, Cursor(last_id=last_id, state={"nonfinite": counts}), done
-        )
+        return self._deliver("evaluations", points, Cursor(last_id=last_id, state={"nonfinite": counts}), done)
 
     def _deliver(self, stream: str, points: Sequence[Point], cursor: Cursor, done: int) -> int:
         if done:
@@ -99,9 +95,7 @@ class Feeder:
 
     # ---------------------------------------------------------------- points
 
-    def _points(
-        self, row: StepRow | EventRow, values: Mapping[str, float], counts: dict[str, int]
-    ) -> Iterable[Point]:
+    def _points(self, row: StepRow | EventRow, values: Mapping[str, float], counts: dict[str, int]) -> Iterable[Point]:
         """The finite values, and how often each of the others has been NaN or infinite so far in this run."""
         time_ms = round(row.time * 1000)
         for signal, value in values.items():

@@ -87,9 +87,7 @@ def shorten_param(key: str, value: str, artifact: str) -> str:
     if len(value) <= MAX_PARAM:
         return value
     digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
-    return (
-        f"sha256:{digest} ({len(value)} characters; the whole text is at {key!r} in the artifact {artifact})"
-    )
+    return f"sha256:{digest} ({len(value)} characters; the whole text is at {key!r} in the artifact {artifact})"
 
 
 def _text(value: Any) -> str:

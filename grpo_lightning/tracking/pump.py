@@ -157,13 +157,12 @@ class MetricPump:
             self._tasks.popleft()
 
     def _fail(self, error: Exception) -> float:
-        if self._failures == 0:
-            known = isinstance(error, GrpoError)
+        if self._failures == 0:  # one warning an outage
             _log.warning(
                 "MLflow can't be filled now: %s Training goes on; the journal keeps everything, and it is "
                 "sent when MLflow is back.",
                 error,
-                exc_info=None if known else error,
+                exc_info=None if isinstance(error, GrpoError) else error,
             )
         self._failures += 1
         self._news = True

@@ -11,7 +11,8 @@ from urllib.parse import quote, urlsplit
 from grpo_lightning.errors import UsageError
 from grpo_lightning.sinks import RunDirectory
 from grpo_lightning.sinks.redact import redact_text
-from grpo_lightning.tracking.store import make_client, reachable, resolve_tracking_uri, sqlite_path
+from grpo_lightning.tracking.http import reachable
+from grpo_lightning.tracking.store import make_client, resolve_tracking_uri, sqlite_path
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -133,16 +134,10 @@ def _is_id(text: str) -> bool:
 
 
 def _nothing(text: str, root: Path, experiment: str | None, uri: str) -> str:
-    where = (
-        f"experiment {experiment!r} of {redact_text(uri)}"
-        if experiment
-        else f"{root}/ and {redact_text(uri)}"
-    )
+    where = f"experiment {experiment!r} of {redact_text(uri)}" if experiment else f"{root}/ and {redact_text(uri)}"
     away = "" if reachable(uri) else " That server does not answer."
     short = f" A prefix has {_MIN_PREFIX} characters or more." if len(text) < _MIN_PREFIX else ""
-    return (
-        f"There is no run {text!r} in {where}.{away}{short} Give a run id, a unique name or a run directory."
-    )
+    return f"There is no run {text!r} in {where}.{away}{short} Give a run id, a unique name or a run directory."
 
 
 def _quoted(text: str) -> str:

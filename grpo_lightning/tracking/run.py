@@ -24,8 +24,9 @@ import yaml
 from grpo_lightning.errors import UsageError
 from grpo_lightning.sinks.redact import redact_config, redact_text
 from grpo_lightning.tracking.errors import TrackingError, TrackingRefused
+from grpo_lightning.tracking.http import brief_requests, reachable
 from grpo_lightning.tracking.names import MAX_TAG, clean_key, flatten, shorten_param
-from grpo_lightning.tracking.store import make_client, reachable, resolve_tracking_uri, sqlite_path
+from grpo_lightning.tracking.store import connect, make_client, resolve_tracking_uri, sqlite_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -47,6 +48,8 @@ _MLFLOW_STATUS = {
     "paused": "KILLED",
     "interrupted": "KILLED",
 }
+_FINAL = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"}  # asking again gives the same answer
+_HICCUP = 5.0  # seconds; a failure that took longer is not tried again at once
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
@@ -65,17 +68,13 @@ class Point:
 class MLflowRun:
     """A run in an MLflow store. Make one with `create` or `resume`."""
 
-    def __init__(
-        self, client: MlflowClient, *, tracking_uri: str, run_id: str, experiment_id: str, name: str
-    ) -> None:
+    def __init__(self, client: MlflowClient, *, tracking_uri: str, run_id: str, experiment_id: str, name: str) -> None:
         self._client = client
         self.tracking_uri = tracking_uri  # may hold a password: print `redact_text` of it
         self.run_id = run_id
         self.experiment_id = experiment_id  # "" while a resumed run could not be looked up
         self.name = name
-        self.deferred: list[
-            tuple[str, Callable[[], object]]
-        ] = []  # for the pump: what resuming could not do yet
+        self.deferred: list[tuple[str, Callable[[], object]]] = []  # for the pump: what resuming could not do yet
 
     @classmethod
     def create(
@@ -95,7 +94,7 @@ class MLflowRun:
         client = make_client(uri)
         experiment_id = _experiment(client, uri, experiment)
         given = {"grpo.status": "running", **{key: redact_text(value) for key, value in (tags or {}).items()}}
-        made = _ask(uri, lambda: client.create_run(experiment_id, tags=resolve_tags(given), run_name=name))
+        made = _ask(uri, lambda: client.create_run(experiment_id, tags=resolve_tags(given), run_name=name), again=False)
         run = cls(
             client,
             tracking_uri=uri,
@@ -111,29 +110,27 @@ class MLflowRun:
         return run
 
     @classmethod
-    def open(
-        cls, run_id: str, *, tracking_uri: str | None = None, recorded_uri: str | None = None
-    ) -> MLflowRun:
-        """An existing run, unchanged. One that is not in the store, or deleted there, is a `UsageError`."""
-        from mlflow.exceptions import MlflowException
+    def open(cls, run_id: str, *, tracking_uri: str | None = None, recorded_uri: str | None = None) -> MLflowRun:
+        """An existing run, unchanged.
 
+        A run that is not in the store, or deleted there, is a `UsageError`; a server that is away, a `TrackingError`.
+        """
         uri = resolve_tracking_uri(tracking_uri, recorded=recorded_uri)
-        client = make_client(uri)
+        run = cls(connect(uri), tracking_uri=uri, run_id=run_id, experiment_id="", name=run_id)
+        run._look_up()
+        return run
+
+    def _look_up(self) -> None:
         try:
-            info = client.get_run(run_id).info
-        except MlflowException as error:
+            info = self._call(lambda: self._client.get_run(self.run_id)).info
+        except TrackingRefused as error:
             raise UsageError(
-                f"There is no run {run_id!r} in {redact_text(uri)}. Set MLFLOW_TRACKING_URI to the store "
-                "that it was recorded in."
+                f"There is no run {self.run_id!r} in {redact_text(self.tracking_uri)}. Set MLFLOW_TRACKING_URI to the "
+                "store that it was recorded in."
             ) from error
         if info.lifecycle_stage == "deleted":
-            raise UsageError(
-                f"The run {run_id} is deleted in {redact_text(uri)}. "
-                f"Restore it: mlflow runs restore --run-id {run_id}"
-            )
-        return cls(
-            client, tracking_uri=uri, run_id=run_id, experiment_id=info.experiment_id, name=info.run_name
-        )
+            raise UsageError(f"The run is deleted in {redact_text(self.tracking_uri)}. {_restore(self.run_id)}")
+        self.experiment_id, self.name = info.experiment_id, info.run_name
 
     @classmethod
     def resume(
@@ -151,30 +148,20 @@ class MLflowRun:
         A server that is away does not stop it: the pump does this when the server is back.
         """
         uri = resolve_tracking_uri(tracking_uri, recorded=recorded_uri)
-        away = not reachable(uri)
-        run = cls._unseen(run_id, uri) if away else cls.open(run_id, tracking_uri=uri)
+        run = cls(connect(uri), tracking_uri=uri, run_id=run_id, experiment_id="", name=run_id)
         begin = partial(run.begin_segment, segment, from_step=from_step, config=config, time=clock.time())
         try:
-            if away:
-                raise TrackingError(f"No MLflow server answers at {redact_text(uri)}.")
             begin()
         except TrackingError as error:
             _log.warning("%s Training goes on; the journal keeps everything for later.", error)
             run.deferred.append(("the new segment", begin))
         return run
 
-    @classmethod
-    def _unseen(cls, run_id: str, uri: str) -> MLflowRun:
-        from mlflow import MlflowClient
-
-        return cls(
-            MlflowClient(tracking_uri=uri), tracking_uri=uri, run_id=run_id, experiment_id="", name=run_id
-        )
-
     def begin_segment(
         self, segment: int, *, from_step: int, time: float, config: Mapping[str, Any] | None = None
     ) -> None:
         """Say that the run goes on in a new segment. Doing it twice changes nothing."""
+        self._look_up()
         self.set_status("running")
         self.set_tags({f"grpo.segment.{segment}": json.dumps({"from_step": from_step, "time": time})})
         if config is not None:
@@ -190,12 +177,17 @@ class MLflowRun:
         try:
             self._call(lambda: self._client.log_batch(self.run_id, metrics=rows))
         except TrackingRefused as error:
-            if self._call(lambda: self._client.get_run(self.run_id).info.lifecycle_stage) == "deleted":
-                raise TrackingError(
-                    f"The run {self.run_id} was deleted. "
-                    f"Restore it: mlflow runs restore --run-id {self.run_id}"
-                ) from error
+            self._must_exist(error)
             raise
+
+    def _must_exist(self, refusal: TrackingRefused) -> None:
+        """Tell a refused point from a run that is deleted: that one may come back, and then gets its points."""
+        try:
+            stage = self._call(lambda: self._client.get_run(self.run_id)).info.lifecycle_stage
+        except TrackingRefused as error:
+            raise TrackingError(f"The run {self.run_id} is gone from {redact_text(self.tracking_uri)}.") from error
+        if stage == "deleted":
+            raise TrackingError(f"The run was deleted. {_restore(self.run_id)}") from refusal
 
     # ---------------------------------------------------------------- settings
 
@@ -207,9 +199,7 @@ class MLflowRun:
         """
         settings = redact_config(config)
         artifact = CONFIG_ARTIFACT if segment == 1 else f"config.segment-{segment}.yaml"
-        text = yaml.safe_dump(
-            json.loads(json.dumps(settings, default=str)), sort_keys=False, allow_unicode=True
-        )
+        text = yaml.safe_dump(json.loads(json.dumps(settings, default=str)), sort_keys=False, allow_unicode=True)
         self.log_text(text, artifact)
         params = {clean_key(key): shorten_param(key, value, artifact) for key, value in flatten(settings)}
         old = self._call(lambda: self._client.get_run(self.run_id).data.params)
@@ -224,9 +214,7 @@ class MLflowRun:
         rows = [Param(key, value) for key, value in params.items()]
         self._call(lambda: self._client.log_batch(self.run_id, params=rows))
 
-    def _tag_changes(
-        self, changed: Mapping[str, str], old: Mapping[str, str], segment: int, artifact: str
-    ) -> None:
+    def _tag_changes(self, changed: Mapping[str, str], old: Mapping[str, str], segment: int, artifact: str) -> None:
         said = json.dumps({key: [old[key], value] for key, value in changed.items()}, ensure_ascii=False)
         if len(said) > MAX_TAG:
             self.log_text(said, f"changed.segment-{segment}.json")
@@ -239,9 +227,7 @@ class MLflowRun:
         """Set tags; URLs lose their passwords. A value over 8,000 characters is kept whole as an artifact."""
         from mlflow.entities import RunTag
 
-        rows = [
-            RunTag(clean_key(key), self._short_tag(key, redact_text(value))) for key, value in tags.items()
-        ]
+        rows = [RunTag(clean_key(key), self._short_tag(key, redact_text(value))) for key, value in tags.items()]
         self._call(lambda: self._client.log_batch(self.run_id, tags=rows))
 
     def describe(self, markdown: str) -> None:
@@ -300,9 +286,7 @@ class MLflowRun:
     def _free_color(self) -> str:
         """The colour of our palette that is farthest from those of the newest runs beside this one."""
         recent = self._call(lambda: self._client.search_runs([self.experiment_id], max_results=20))
-        others = [
-            run.data.tags.get("mlflow.runColor", "") for run in recent if run.info.run_id != self.run_id
-        ]
+        others = [run.data.tags.get("mlflow.runColor", "") for run in recent if run.info.run_id != self.run_id]
         return pick_color(self.run_id, others)
 
 
@@ -329,19 +313,24 @@ def _apart(one: float, other: float) -> float:
     return round(min(distance, 1 - distance), 3)
 
 
-def _ask(uri: str, action: Callable[[], _T]) -> _T:
-    """Run `action`; whatever MLflow raises comes out as a `TrackingError` without passwords."""
-    from mlflow.exceptions import MlflowException
-
+def _ask(uri: str, action: Callable[[], _T], *, again: bool = True) -> _T:
+    """Run `action`, and once more after a hiccup; what MLflow raises comes out as a `TrackingError`, redacted."""
     if not reachable(uri):
         raise TrackingError(f"No MLflow server answers at {redact_text(uri)}.")
+    started = clock.monotonic()
     try:
-        return action()
+        with brief_requests():
+            return action()
     except Exception as error:  # requests, SQLAlchemy, OSError: MLflow passes all of them on
-        kind = TrackingError
-        if isinstance(error, MlflowException) and error.error_code == "INVALID_PARAMETER_VALUE":
-            kind = TrackingRefused
+        kind = TrackingRefused if getattr(error, "error_code", "") in _FINAL else TrackingError
+        if again and kind is TrackingError and clock.monotonic() - started < _HICCUP:
+            clock.sleep(0.5)
+            return _ask(uri, action, again=False)
         raise kind(f"MLflow at {redact_text(uri)}: {redact_text(str(error))}") from error
+
+
+def _restore(run_id: str) -> str:
+    return f"Restore it: mlflow runs restore --run-id {run_id}"
 
 
 def _experiment(client: MlflowClient, uri: str, name: str) -> str:

@@ -6,10 +6,9 @@ default logger URI do not work with current MLflow. The process-wide tracking UR
 
 from __future__ import annotations
 
+import logging
 import os
-import socket
 import sqlite3
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -18,18 +17,12 @@ from filelock import FileLock
 
 from grpo_lightning.errors import UsageError
 from grpo_lightning.sinks.redact import redact_text
+from grpo_lightning.tracking.http import brief_requests, reachable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = [
-    "TRACKING_VARIABLE",
-    "make_client",
-    "prepare_store",
-    "reachable",
-    "resolve_tracking_uri",
-    "sqlite_path",
-]
+__all__ = ["TRACKING_VARIABLE", "connect", "make_client", "prepare_store", "resolve_tracking_uri", "sqlite_path"]
 
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 _PREFIX = "sqlite:///"
@@ -76,36 +69,32 @@ def prepare_store(uri: str) -> None:
         ) from error
 
 
-def make_client(uri: str) -> MlflowClient:
-    """A client of `uri`, its store ready to use. What stands in the way is a `UsageError`."""
+def connect(uri: str) -> MlflowClient:
+    """A client of `uri`; a SQLite store is made when missing, a server is not asked anything yet."""
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
+    prepare_store(uri)
+    try:
+        return MlflowClient(tracking_uri=uri)
+    except MlflowException as error:
+        raise UsageError(_explain(uri, redact_text(str(error)))) from error
+
+
+def make_client(uri: str) -> MlflowClient:
+    """A client of `uri` that has answered. What stands in the way is a `UsageError`."""
     if not reachable(uri):
         raise UsageError(
             f"No MLflow server answers at {redact_text(uri)}. Start it, or unset {TRACKING_VARIABLE} to "
             "record in mlflow.db under the working directory."
         )
-    prepare_store(uri)
-    client = MlflowClient(tracking_uri=uri)
+    client = connect(uri)
     try:
-        client.search_experiments(max_results=1)
-    except MlflowException as error:
+        with brief_requests():
+            client.search_experiments(max_results=1)
+    except Exception as error:  # requests, SQLAlchemy, OSError: MLflow passes all of them on
         raise UsageError(_explain(uri, redact_text(str(error)))) from error
     return client
-
-
-def reachable(uri: str, *, timeout: float = 3.0) -> bool:
-    """False when nothing listens at an http(s) URI. MLflow itself would try for minutes before it said so."""
-    parts = urlsplit(uri)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or _proxied(parts.scheme, parts.hostname):
-        return True
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        with socket.create_connection((parts.hostname, port), timeout=timeout):
-            return True
-    except OSError:
-        return False
 
 
 def _make_store(path: Path) -> None:
@@ -113,6 +102,9 @@ def _make_store(path: Path) -> None:
 
     partial = path.with_name(f".{path.name}.partial")  # ours alone: the caller holds the lock
     partial.unlink(missing_ok=True)
+    chatter = logging.getLogger("mlflow.store.db.utils")
+    level = chatter.level
+    chatter.setLevel(logging.WARNING)
     try:
         artifacts = (path.parent / "mlartifacts").as_uri()
         store = SqlAlchemyStore(f"{_PREFIX}{partial.as_posix()}", artifacts)  # type: ignore[no-untyped-call]
@@ -122,11 +114,8 @@ def _make_store(path: Path) -> None:
         connection.close()
         partial.replace(path)
     finally:
+        chatter.setLevel(level)
         partial.unlink(missing_ok=True)
-
-
-def _proxied(scheme: str, host: str) -> bool:
-    return scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
 
 
 def _refuse_files(uri: str) -> None:
@@ -146,7 +135,5 @@ def _query(uri: str) -> str:
 def _explain(uri: str, text: str) -> str:
     shown = redact_text(uri)
     if "out-of-date database schema" in text:
-        return (
-            f"The MLflow store {shown} was made by another MLflow. Upgrade it: mlflow db upgrade '{shown}'."
-        )
+        return f"The MLflow store {shown} was made by another MLflow. Upgrade it: mlflow db upgrade '{shown}'."
     return f"The MLflow store {shown} can't be used: {text}"

@@ -23,9 +23,7 @@ class SyncReport:
     status: str | None  # the status now set in MLflow, None while a process still trains the run
 
 
-def sync_run(
-    path: str | Path, *, page_of: Pages | None = None, tracking_uri: str | None = None
-) -> SyncReport:
+def sync_run(path: str | Path, *, page_of: Pages | None = None, tracking_uri: str | None = None) -> SyncReport:
     """Send the rest of a run directory's journal to MLflow, exactly once, and set the status it ended with.
 
     A run whose process was killed is closed as ``interrupted`` (KILLED in MLflow). One that is being trained
@@ -38,9 +36,7 @@ def sync_run(
             journal.repair()
         meta = journal.meta()
         if "tracking_uri" not in meta:
-            raise UsageError(
-                f"The run {directory.run_id} was not recorded in MLflow: its journal names no store."
-            )
+            raise UsageError(f"The run {directory.run_id} was not recorded in MLflow: its journal names no store.")
         run = MLflowRun.open(meta["run_id"], tracking_uri=tracking_uri, recorded_uri=meta["tracking_uri"])
         sent = Feeder(journal, run.log_points, page_of).drain()
         segments = journal.segments()

@@ -351,6 +351,20 @@ def test_a_deleted_run_is_an_outage_until_it_is_restored(run, directory, row):
         assert Feeder(journal, run.log_points).drain() == 1
 
 
+def test_a_run_that_is_gone_takes_nothing_from_the_journal(run, directory, row):
+    store = sqlite3.connect(run.tracking_uri.removeprefix("sqlite:///"))
+    with store:
+        for table in ("tags", "latest_metrics", "metrics", "params"):
+            store.execute(f"DELETE FROM {table} WHERE run_uuid = ?", (run.run_id,))
+        store.execute("DELETE FROM runs WHERE run_uuid = ?", (run.run_id,))
+    with directory.journal() as journal:
+        journal.start_segment(from_step=0)
+        journal.write_step(row(1, kl=1.0))
+        with pytest.raises(TrackingError, match="is gone from"):
+            Feeder(journal, run.log_points).drain()
+        assert Feeder(journal, run.log_points).backlog() == 1
+
+
 def test_what_a_killed_process_left_is_sent_and_its_status_repaired(run, directory, row):
     with directory.journal() as journal:
         journal.start_segment(from_step=0)

@@ -15,7 +15,8 @@ import pytest
 
 from grpo_lightning.errors import UsageError
 from grpo_lightning.tracking import MLflowRun, make_client, prepare_store, resolve_tracking_uri
-from grpo_lightning.tracking.store import TRACKING_VARIABLE, reachable
+from grpo_lightning.tracking.http import brief_requests, reachable
+from grpo_lightning.tracking.store import TRACKING_VARIABLE
 
 
 @pytest.fixture
@@ -122,3 +123,13 @@ def test_only_tracking_imports_mlflow():
         if path.parent.name != "tracking" and ("import mlflow" in path.read_text() or "from mlflow" in path.read_text())
     ]
     assert guilty == []
+
+
+def test_requests_are_brief_only_while_ours_are_made(monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    with brief_requests(), brief_requests():
+        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
+        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7", "what the user set stays"
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7"
