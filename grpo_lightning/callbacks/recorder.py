@@ -90,21 +90,24 @@ class RunRecorder(L.Callback):
         journal = directory.journal()
         from_step = self._resume_step if resumed else step
         segment = journal.start_segment(from_step=from_step, reason="resumed" if resumed else "")
-        name = mlflow.name if mlflow else self.settings.name or run_id
-        journal.set_meta(name=name, description=self.settings.description, **_where(mlflow))
+        known = journal.meta()
+        name = mlflow.name if mlflow else self.settings.name or known.get("name") or run_id
+        description = self.settings.description or known.get("description", "")
+        journal.set_meta(name=name, description=description, **_where(mlflow))
         if mlflow is None and self.settings.mlflow:
             mlflow = MLflowRun.resume(
                 run_id,
                 segment=segment,
                 from_step=from_step,
                 config=yaml.safe_load(self._config_yaml) if self._config_yaml else None,
-                recorded_uri=journal.meta().get("tracking_uri"),
+                recorded_uri=known.get("tracking_uri"),
             )
         pump = None
         if mlflow is not None:
-            mlflow.set_tags({"grpo.run_dir": str(directory.path)})
+            run, where = mlflow, str(directory.path)
             pump = MetricPump(journal, mlflow, page_of=signals.page_of)
             pump.start()
+            pump.submit(lambda: run.set_tags({"grpo.run_dir": where}), "the run directory")
         console = ConsoleSink(total_steps=trainer.max_steps if trainer.max_steps > 0 else None, first_step=from_step)
         self._open = _Open(
             directory=directory, journal=journal, console=console, segment=segment, mlflow=mlflow, pump=pump

@@ -16,6 +16,19 @@ __all__ = ["DEFAULT_CONFIG", "run_fit", "run_validate"]
 DEFAULT_CONFIG = "shipped:arithmetic/config.yaml"
 
 
+_NOISE = (  # true of this design on purpose, or of others' code
+    ".*does not have many workers.*",
+    ".*treespec, LeafSpec.*",
+    "Your `IterableDataset` has `__len__` defined.*",
+    "Found .* module.s. in eval mode.*",
+    "Using ModelCheckpoint with manual optimization.*",
+    "You're resuming from a checkpoint that ended.*",  # the data module holds the position
+    "Total length of `list` across ranks is zero.*",
+    "The dirpath has changed.*",
+    ".*is deprecated and will be removed.*",
+)
+
+
 def run_fit(argv: list[str]) -> int:
     """Train, or continue from a checkpoint; with no config, the shipped example or the checkpoint's own config."""
     from grpo_lightning.callbacks import run_callbacks
@@ -86,8 +99,8 @@ def _quiet_libraries() -> None:
     """What Lightning and transformers say about themselves at start-up hides what the user must read."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*`?isinstance\\(treespec, LeafSpec\\)`? is deprecated.*")
+    for message in _NOISE:
+        warnings.filterwarnings("ignore", message=message)
     try:
         from transformers.utils import logging as hf_logging
 

@@ -11,7 +11,7 @@ from grpo_lightning.errors import ConfigError
 from grpo_lightning.objective.batch import PromptBatch, Rollouts
 from grpo_lightning.rollout.check import shared_prefix_works
 from grpo_lightning.rollout.decoding import Decoder, choose_decoder
-from grpo_lightning.rollout.sampling import SamplingConfig, draw
+from grpo_lightning.rollout.sampling import SamplingConfig, TokenSampler
 
 __all__ = ["TransformersEngine"]
 
@@ -52,16 +52,16 @@ class TransformersEngine:
 
 def _decode(decoder: Decoder, sampling: SamplingConfig, seeds_PG: Tensor) -> tuple[Tensor, Tensor]:
     """Token by token until all have ended or the limit; ids and log-probs [P, G, T]."""
-    shape, seeds_N = seeds_PG.shape, seeds_PG.reshape(-1)
+    shape, sampler = seeds_PG.shape, TokenSampler(sampling, seeds_PG.reshape(-1))
     eos = torch.tensor(sampling.eos_ids, dtype=torch.int64, device=seeds_PG.device)
     ended_PG = torch.zeros(shape, dtype=torch.bool, device=seeds_PG.device)
     ids: list[Tensor] = []
     logprobs: list[Tensor] = []
     logits_PGV = decoder.start()
     for t in range(sampling.max_new_tokens):
-        drawn = draw(logits_PGV.reshape(seeds_N.numel(), -1), sampling, seeds_N, t)
-        ids.append(drawn.ids_N.view(shape))
-        logprobs.append(drawn.logprobs_N.view(shape))
+        ids_N, logprobs_N = sampler.draw(logits_PGV.reshape(shape.numel(), -1), t)
+        ids.append(ids_N.view(shape))
+        logprobs.append(logprobs_N.view(shape))
         ended_PG = ended_PG | torch.isin(ids[-1], eos)
         last = t + 1 == sampling.max_new_tokens
         if last or (t % _ENDED_CHECK_EVERY == 0 and bool(ended_PG.all())):
@@ -106,7 +106,7 @@ def _generate_by_transformers(
     """For models whose prefix can't be shared: transformers' own loop and cache, our draws."""
     from transformers import GenerationConfig, LogitsProcessorList
 
-    chooser = _Chooser(sampling, seeds_PG.reshape(-1), prompts.ids_PS.shape[1])
+    chooser = _Chooser(TokenSampler(sampling, seeds_PG.reshape(-1)), prompts.ids_PS.shape[1])
     rows = {
         "input_ids": prompts.ids_PS.repeat_interleave(group_size, dim=0),
         "attention_mask": prompts.mask_PS.long().repeat_interleave(group_size, dim=0),
@@ -124,14 +124,14 @@ def _generate_by_transformers(
 
 
 class _Chooser:
-    """A logits processor that leaves only the token that `draw` chose."""
+    """A logits processor that leaves only the token that our sampler drew."""
 
-    def __init__(self, sampling: SamplingConfig, seeds_N: Tensor, prompt_length: int) -> None:
-        self.sampling, self.seeds_N, self.prompt_length = sampling, seeds_N, prompt_length
+    def __init__(self, sampler: TokenSampler, prompt_length: int) -> None:
+        self.sampler, self.prompt_length = sampler, prompt_length
         self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        drawn = draw(scores, self.sampling, self.seeds_N, input_ids.shape[1] - self.prompt_length)
-        self.logprobs.append(drawn.logprobs_N)
+        ids_N, logprobs_N = self.sampler.draw(scores, input_ids.shape[1] - self.prompt_length)
+        self.logprobs.append(logprobs_N)
         only = torch.full_like(scores, -torch.inf)
-        return only.scatter(-1, drawn.ids_N.unsqueeze(-1), 0.0)
+        return only.scatter(-1, ids_N.unsqueeze(-1), 0.0)

@@ -22,7 +22,9 @@ class ConsoleSink:
         first_step: the step that a resumed run continues from.
     """
 
-    def __init__(self, *, total_steps: int | None, first_step: int = 0, console: Console | None = None) -> None:
+    def __init__(
+        self, *, total_steps: int | None, first_step: int = 0, console: Console | None = None
+    ) -> None:
         self.console = console or Console(highlight=False)
         self._total = total_steps
         self._last_plain = float("-inf")
@@ -34,7 +36,13 @@ class ConsoleSink:
             self._progress.start()
 
     def _make_progress(self) -> Progress:
-        columns = ("step", MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn())
+        columns = (
+            "step",
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        )
         return Progress(*columns, console=self.console, transient=True)
 
     def step(self, step: int, values: dict[str, float]) -> None:
