@@ -23,13 +23,13 @@ def say_summary(
 ) -> None:
     """Print the summary, one fact a line."""
     shown = {**{k: values[k] for k in _VALUES if k in values}, **evaluation}
-    lines = [f"run {directory.name} {status}", *(f"  {name:<28}{value:.4f}" for name, value in shown.items())]
-    lines.append(f"  run directory               {directory}")
+    lines = [f"run {directory.name} {status}", *(f"  {name:<34}{value:.4f}" for name, value in shown.items())]
+    lines.append(f"  run directory                     {directory}")
     last = directory / "checkpoints" / "last.ckpt"
     if last.exists():
         lines.append(f"  continue                    python -m grpo_lightning fit --ckpt_path {last}")
     if mlflow is not None:
-        lines.append(f"  open in MLflow              {ui_command(mlflow.tracking_uri)}")
-        lines.append(f"  then                        {ui_link(mlflow.experiment_id)}")
+        lines.append(f"  open in MLflow                    {ui_command(mlflow.tracking_uri)}")
+        lines.append(f"  then                              {ui_link(mlflow.experiment_id)}")
     for line in lines:
         console.say(line)

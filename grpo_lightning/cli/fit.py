@@ -16,7 +16,8 @@ __all__ = ["DEFAULT_CONFIG", "run_fit", "run_validate"]
 DEFAULT_CONFIG = "shipped:arithmetic/config.yaml"
 
 
-_NOISE = (  # true of this design on purpose, or of others' code
+_NOISE = (
+    "LightningCLI's args parameter is intended to run from within Python.*",  # true of this design on purpose, or of others' code
     ".*does not have many workers.*",
     ".*treespec, LeafSpec.*",
     "Your `IterableDataset` has `__len__` defined.*",
