@@ -80,8 +80,6 @@ def _build(command: str, argv: list[str]) -> Any:
     class _Cli(GrpoCLI):
         """The parser and its objects; the command itself is run by the caller."""
 
-        parser_class = GrpoParser
-
         def _run_subcommand(self, subcommand: str) -> None:
             return None
 
@@ -91,6 +89,7 @@ def _build(command: str, argv: list[str]) -> Any:
         seed_everything_default=0,
         save_config_callback=None,
         args=[command, *argv],
+        parser_class=GrpoParser,
         auto_configure_optimizers=False,
         parser_kwargs={name: {"default_env": False} for name in ("fit", "validate")},
     )

@@ -13,7 +13,9 @@ from grpo_lightning.errors import ConfigError
 __all__ = ["GrpoCLI", "GrpoParser"]
 
 _SPACES = re.compile(r"\s+")
-_UNKNOWN = re.compile(r"Unrecognized arguments?: (\S+)|Key '([^']+)' is not expected|No action for key \"([^\"]+)\"")
+_UNKNOWN = re.compile(
+    r"unrecognized arguments?: (\S+)|key ['\"]?([\w.-]+)['\"]? is not expected|no action for key ['\"]([^'\"]+)", re.I
+)
 _LONGEST = 400
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -35,7 +37,9 @@ class GrpoParser(LightningArgumentParser):
         raise ConfigError(_one_sentence(message, self._known_keys())) from ex
 
     def _known_keys(self) -> list[str]:
-        return [a.dest for a in self._actions if a.dest not in ("help", "print_config")]
+        below = getattr(getattr(self, "_subcommands_action", None), "_name_parser_map", {}).values()
+        own = [a.dest for a in self._actions if a.dest not in ("help", "print_config")]
+        return [*own, *(key for parser in below for key in parser._known_keys())]
 
 
 def _one_sentence(message: str, known: list[str]) -> str:
