@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, Literal
 
 import lightning as L
@@ -13,9 +14,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from grpo_lightning.errors import ConfigError, DataError
 from grpo_lightning.objective.batch import PromptBatch
 from grpo_lightning.training import ranks
-from grpo_lightning.training.sampler import PromptSampler, Slot
-from grpo_lightning.training.sources import Rows, load_rows, require_column
-from grpo_lightning.training.tokenizer import load_tokenizer
+from grpo_lightning.training.sampler import PromptSampler, Slot, sequential_shares
+from grpo_lightning.training.sources import Rows, held_out_settings, load_rows, require_column
+from grpo_lightning.training.tokenizer import check_chat, load_tokenizer, tokenize_prompts
 
 __all__ = ["PromptDataModule"]
 
@@ -40,8 +41,11 @@ class PromptDataModule(L.LightningDataModule):
         system_prompt: makes a chat of each plain prompt, with this as the system's message.
         chat: make a chat of each plain prompt.
         prompt_template: a format string over the row's columns that makes the prompt.
-        source_kwargs: settings of a reasoning-gym generator.
-        val_source_kwargs: the same for `val`; `source_kwargs` when not given.
+        limit_train: use only so many rows of `train`.
+        limit_val: use only so many rows of `val`.
+        source_kwargs: settings of a reasoning-gym generator, or of a hub dataset (`name`, `revision`, ...).
+        val_source_kwargs: the same for `val`. When not given, a generator gets those of `train` with a seed past all of
+            its rows, so that no held-out prompt is a training prompt.
         seed: of the order.
         bucket: batch prompts of similar length.
     """
@@ -71,19 +75,26 @@ class PromptDataModule(L.LightningDataModule):
         bucket: bool = True,
     ) -> None:
         super().__init__()
-        if prompts_per_step < 1 or val_batch_size < 1:
-            raise ConfigError(
-                f"data.prompts_per_step is {prompts_per_step} and data.val_batch_size {val_batch_size}: give at least 1."
-            )
+        _check_counts(
+            prompts_per_step=prompts_per_step,
+            val_batch_size=val_batch_size,
+            max_prompt_tokens=max_prompt_tokens,
+            limit_train=limit_train,
+            limit_val=limit_val,
+        )
         self.train_source, self.val_source = train, val
-        self.tokenizer_name, self.gguf_file = tokenizer or model, gguf_file
+        self.tokenizer_name, self.gguf_file = tokenizer or model, None if tokenizer else gguf_file
         self.prompt_column, self.source_column = prompt_column, source_column
         self.prompts_per_step, self.val_batch_size = prompts_per_step, val_batch_size
         self.max_prompt_tokens, self.overlong = max_prompt_tokens, overlong
-        self.system_prompt, self.chat, self.prompt_template = system_prompt, chat or system_prompt is not None, prompt_template
+        self.system_prompt, self.chat, self.prompt_template = (
+            system_prompt,
+            chat or system_prompt is not None,
+            prompt_template,
+        )
         self.limit_train, self.limit_val = limit_train, limit_val
         self.source_kwargs = source_kwargs or {}
-        self.val_source_kwargs = val_source_kwargs if val_source_kwargs is not None else self.source_kwargs
+        self.val_source_kwargs = val_source_kwargs
         self.seed, self.bucket = seed, bucket
         self.updates_per_batch = 1  # set by the module
         self.dropped = 0  # training prompts over the length limit
@@ -92,44 +103,62 @@ class PromptDataModule(L.LightningDataModule):
         self._sampler: PromptSampler | None = None
         self._restored: dict[str, int] | None = None
 
-    def setup(self, stage: str) -> None:
-        """Read and tokenize."""
-        tokenizer = load_tokenizer(self.tokenizer_name, gguf_file=self.gguf_file)
-        if stage == "fit" and self._train is None:
-            rows = load_rows(self.train_source, limit=self.limit_train, **self.source_kwargs)
-            self._train = self._prompts(rows, tokenizer, self.train_source)
-            self.dropped = len(rows) - len(self._train)
-            if self.dropped:
-                log.warning("%d of %d prompts of %s are over data.max_prompt_tokens and were dropped.",
-                            self.dropped, len(rows), self.train_source)  # fmt: skip
-        if self.val_source is not None and self._val is None:
-            rows = load_rows(self.val_source, limit=self.limit_val, **self.val_source_kwargs)
-            self._val = self._prompts(rows, tokenizer, self.val_source)
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer, padding on the left."""
+        return load_tokenizer(self.tokenizer_name, gguf_file=self.gguf_file)
 
-    def _prompts(self, rows: Rows, tokenizer: Any, source: str) -> _Prompts:
+    def setup(self, stage: str) -> None:
+        """Read and tokenize, once. Each fit begins at the first epoch, unless a checkpoint says otherwise."""
+        if stage == "fit":
+            self._sampler, self._restored = None, None
+            if self._train is None:
+                self._train = self._read_train()
+        if self.val_source is not None and self._val is None:
+            self._val = self._read_val(self.val_source)
+        if self._val is None and stage == "validate":
+            raise DataError("data.val is not set: name the held-out prompts to validate on.")
+
+    def _read_train(self) -> _Prompts:
+        rows = load_rows(self.train_source, limit=self.limit_train, **self.source_kwargs)
+        prompts = self._prompts(rows, self.train_source)
+        self.dropped = _say_dropped(prompts, self.train_source)
+        return prompts
+
+    def _read_val(self, source: str) -> _Prompts:
+        settings = self.val_source_kwargs
+        if settings is None:
+            settings = held_out_settings(self.train_source, source, self.source_kwargs)
+        prompts = self._prompts(load_rows(source, limit=self.limit_val, **settings), source)
+        _say_dropped(prompts, source)
+        if self._train is not None:
+            _say_shared(prompts, self._train, source)
+        return prompts
+
+    def _prompts(self, rows: Rows, source: str) -> _Prompts:
         if self.prompt_template is None:
             require_column(rows, self.prompt_column, source)
         if self.source_column is not None:
             require_column(rows, self.source_column, source)
-        prompts = [self._prompt(row, number, source) for number, row in enumerate(rows)]
-        ids = _tokenize(tokenizer, prompts)
-        return _Prompts(self, rows, prompts, ids, int(tokenizer.pad_token_id), source)
+        prompts = [self._prompt(row, f"Row {number} of {source!r}") for number, row in enumerate(rows)]
+        ids = tokenize_prompts(self.tokenizer, prompts, source)
+        return _Prompts(
+            self, rows=rows, prompts=prompts, ids=ids, pad_id=int(self.tokenizer.pad_token_id), source=source
+        )
 
-    def _prompt(self, row: dict[str, Any], number: int, source: str) -> Any:
-        prompt = row.get(self.prompt_column)
-        if self.prompt_template is not None:
-            try:
-                prompt = self.prompt_template.format(**row)
-            except (KeyError, IndexError) as error:
-                raise DataError(f"data.prompt_template names {error}, which row {number} of {source!r} lacks.") from error
-        if isinstance(prompt, str) and prompt and self.chat:
-            system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-            return [*system, {"role": "user", "content": prompt}]
-        if not isinstance(prompt, str | list) or not prompt:
-            raise DataError(
-                f"Row {number} of {source!r} has the prompt {prompt!r}: it must be a text or a list of chat messages, not empty."
-            )
+    def _prompt(self, row: dict[str, Any], where: str) -> Any:
+        if self.prompt_template is None:
+            prompt = row.get(self.prompt_column)
+        else:
+            prompt = _filled(self.prompt_template, row, where)
+        if isinstance(prompt, str) and prompt:
+            return self._as_chat(prompt) if self.chat else prompt
+        check_chat(prompt, where)
         return prompt
+
+    def _as_chat(self, prompt: str) -> list[dict[str, str]]:
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        return [*system, {"role": "user", "content": prompt}]
 
     # ---- loaders
 
@@ -150,15 +179,21 @@ class PromptDataModule(L.LightningDataModule):
         if self._restored is not None:
             self._sampler.load_state_dict(self._restored)
             self._restored = None
-        return DataLoader(_TrainStream(self._train, self._sampler), batch_size=None)
+        return DataLoader(_Stream(self._train, self._sampler), batch_size=None)
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
         """Held-out prompts in order, every rank its own."""
         if self._val is None:
             return []
-        own = range(ranks.rank(), len(self._val), ranks.world_size())
-        slots = [own[i : i + self.val_batch_size] for i in range(0, len(own), self.val_batch_size)]
-        return DataLoader(_ValBatches(self._val, [tuple(s) for s in slots]), batch_size=None, shuffle=False)
+        shares = sequential_shares(
+            len(self._val), per_rank=self.val_batch_size, rank=ranks.rank(), world_size=ranks.world_size()
+        )
+        slots = [Slot(epoch=0, index=i, repeat=0, final=True, rows=rows) for i, rows in enumerate(shares)]
+        return DataLoader(_Stream(self._val, slots), batch_size=None)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Open what the loaders yield: from here on a batch is a `PromptBatch`."""
+        return batch.opened if isinstance(batch, Sealed) else batch
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move the batch's tensors."""
@@ -187,41 +222,61 @@ class PromptDataModule(L.LightningDataModule):
             self._restored = dict(state_dict)
 
 
-def _tokenize(tokenizer: Any, prompts: list[Any]) -> list[list[int]]:
-    plain = [i for i, p in enumerate(prompts) if isinstance(p, str)]
-    out: list[list[int]] = [[] for _ in prompts]
-    if plain:
-        encoded = tokenizer([prompts[i] for i in plain], add_special_tokens=True)["input_ids"]
-        for i, ids in zip(plain, encoded, strict=True):
-            out[i] = list(ids)
-    for i, prompt in enumerate(prompts):
-        if not isinstance(prompt, str):
-            out[i] = _chat_ids(tokenizer, prompt, i)
-    return out
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"data.{name} is {value}: give at least 1.")
 
 
-def _chat_ids(tokenizer: Any, messages: list[Any], number: int) -> list[int]:
-    if not getattr(tokenizer, "chat_template", None):
-        raise DataError(f"Row {number} is a chat, and the tokenizer has no chat template: give plain prompts, or a chat model.")
+def _filled(template: str, row: dict[str, Any], where: str) -> str:
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:
-        raise DataError(f"The chat of row {number} does not fit the chat template: {error}") from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return template.format(**row)
+    except (KeyError, IndexError) as error:
+        raise DataError(
+            f"data.prompt_template names {error}, which {where} lacks: its columns are {', '.join(sorted(row))}."
+        ) from error
+    except (ValueError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"data.prompt_template {template!r} can't be filled from {where} ({error}): write {{column}}, and "
+            f"{{{{ }}}} for braces."
+        ) from error
+
+
+def _say_dropped(prompts: _Prompts, source: str) -> int:
+    dropped = len(prompts.rows) - len(prompts)
+    if dropped:
+        log.warning("%d of %d prompts of %s are over data.max_prompt_tokens and were dropped.",
+                    dropped, len(prompts.rows), source)  # fmt: skip
+    return dropped
+
+
+def _say_shared(val: _Prompts, train: _Prompts, source: str) -> None:
+    known = {tuple(train.ids[row]) for row in train.kept}
+    shared = sum(tuple(val.ids[row]) in known for row in val.kept)
+    if shared:
+        log.warning("%d of %d held-out prompts of %s are training prompts too: evaluation will look better than it is.",
+                    shared, len(val), source)  # fmt: skip
 
 
 class _Prompts:
     """Tokenized rows, the overlong ones refused or dropped; a row keeps the number it has in its source."""
 
     def __init__(
-        self, settings: PromptDataModule, rows: Rows, prompts: list[Any], ids: list[list[int]], pad_id: int, source: str
+        self,
+        settings: PromptDataModule,
+        *,
+        rows: Rows,
+        prompts: list[Any],
+        ids: list[list[int]],
+        pad_id: int,
+        source: str,
     ) -> None:
         self.settings, self.pad_id = settings, pad_id
         self.rows, self.prompts, self.ids = rows, prompts, ids
         self.kept = [i for i in range(len(rows)) if self._fits(i, source)]
         if not self.kept:
             raise DataError(
-                f"Every prompt of {source!r} is over data.max_prompt_tokens ({settings.max_prompt_tokens}): raise the limit."
+                f"Every prompt of {source!r} is over data.max_prompt_tokens ({settings.max_prompt_tokens}): raise it."
             )
         self.lengths = [len(ids[i]) for i in self.kept]
         self.columns = sorted({name for row in rows for name in row} - {settings.prompt_column})
@@ -235,8 +290,8 @@ class _Prompts:
         if self.settings.overlong == "drop":
             return False
         raise DataError(
-            f"Row {row} of {source!r} has {length} prompt tokens and data.max_prompt_tokens is {limit}: raise it, or set "
-            f"data.overlong: drop."
+            f"Row {row} of {source!r} has {length} prompt tokens and data.max_prompt_tokens is {limit}: raise it, or "
+            f"set data.overlong: drop."
         )
 
     def __len__(self) -> int:
@@ -259,36 +314,39 @@ class _Prompts:
             row_ids_P=torch.tensor(rows, dtype=torch.int64),
             prompts=[self.prompts[r] for r in rows],
             columns={name: [self.rows[r].get(name) for r in rows] for name in self.columns},
-            sources=[str(self.rows[r].get(column, "")) if column else "" for r in rows],
+            sources=[_text(self.rows[r].get(column)) if column else "" for r in rows],
             epoch=epoch,
             index=index,
             final=final,
         )
 
 
-class _TrainStream(IterableDataset[PromptBatch]):
-    """The sampler's slots as batches. It has a length, so that epochs end where they should."""
-
-    def __init__(self, prompts: _Prompts, sampler: PromptSampler) -> None:
-        self.prompts, self.sampler = prompts, sampler
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[PromptBatch]:
-        slot: Slot
-        for slot in self.sampler:
-            yield self.prompts.batch(slot.rows, epoch=slot.epoch, index=slot.index, final=slot.final)
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
-class _ValBatches(torch.utils.data.Dataset[PromptBatch]):
-    def __init__(self, prompts: _Prompts, slots: list[tuple[int, ...]]) -> None:
+class Sealed:
+    """A `PromptBatch` on its way to Lightning's transfer hooks.
+
+    The precision plugins of bf16-true, FSDP and DeepSpeed rebuild every dataclass they meet and refuse frozen ones; in
+    here the batch is none of their business (it has no floating-point tensor).
+    """
+
+    __slots__ = ("opened",)
+
+    def __init__(self, batch: PromptBatch) -> None:
+        self.opened = batch
+
+
+class _Stream(IterableDataset[Sealed]):
+    """Slots as batches. It is iterable, so that no sampler is put before it, and has a length, so that epochs end."""
+
+    def __init__(self, prompts: _Prompts, slots: PromptSampler | list[Slot]) -> None:
         self.prompts, self.slots = prompts, slots
 
     def __len__(self) -> int:
         return len(self.slots)
 
-    def __getitem__(self, index: int) -> PromptBatch:
-        if index >= len(self.slots):
-            raise IndexError(index)
-        return self.prompts.batch(self.slots[index], index=index)
+    def __iter__(self) -> Iterator[Sealed]:
+        for slot in self.slots:
+            yield Sealed(self.prompts.batch(slot.rows, epoch=slot.epoch, index=slot.index, final=slot.final))

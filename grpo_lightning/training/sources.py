@@ -11,27 +11,41 @@ from typing import Any
 from grpo_lightning import shipped
 from grpo_lightning.errors import DataError
 
-__all__ = ["Rows", "load_rows", "require_column"]
+__all__ = ["Rows", "held_out_settings", "load_rows", "require_column"]
 
 Rows = list[dict[str, Any]]
 HUB, GYM = "hf:", "reasoning_gym:"
+_GYM_SIZE = 1000
 
 
 def load_rows(source: str, *, limit: int | None = None, **settings: Any) -> Rows:
     """All rows of `source`, as dicts.
 
-    `source` is a .jsonl, .json, .parquet or .csv file, a folder saved by `datasets`, ``hf:name[:split]``, or
-    ``reasoning_gym:task`` whose generator takes `settings`.
+    `source` is a .jsonl, .json, .parquet or .csv file (every cell of a .csv is a text), a folder saved by `datasets`,
+    ``hf:name[:split]`` or ``reasoning_gym:task``; the last two take `settings`.
     """
     if source.startswith(GYM):
         rows = _gym(source.removeprefix(GYM), settings)
     elif source.startswith(HUB):
-        rows = _hub(source.removeprefix(HUB))
+        rows = _hub(source.removeprefix(HUB), settings)
+    elif settings:
+        raise DataError(f"{source!r} is a file and takes no settings, but has {', '.join(settings)}: leave them out.")
     else:
         rows = _file(shipped.expand(source))
     if not rows:
         raise DataError(f"{source!r} is empty: it needs at least one row.")
     return rows[:limit] if limit is not None else rows
+
+
+def held_out_settings(train: str, val: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings for `val` when only those of `train` were given.
+
+    Row i of a reasoning-gym generator is a function of seed + i, so the seed moves past all of the training rows.
+    """
+    if not val.startswith(GYM):
+        return settings if val.startswith(HUB) and train.startswith(HUB) else {}
+    own = settings if train.startswith(GYM) else {}
+    return own | {"seed": own.get("seed", 0) + own.get("size", _GYM_SIZE)}
 
 
 def require_column(rows: Rows, column: str, source: str) -> None:
@@ -54,8 +68,8 @@ def _file(path: str) -> Rows:
     readers: dict[str, Callable[[Path], Rows]] = {
         ".jsonl": _jsonl,
         ".json": _json,
-        ".parquet": _table,
-        ".csv": _table,
+        ".parquet": _parquet,
+        ".csv": _csv,
     }
     reader = readers.get(where.suffix.lower())
     if reader is None:
@@ -65,11 +79,17 @@ def _file(path: str) -> Rows:
 
 def _jsonl(path: Path) -> Rows:
     rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                rows.append(_row(line, f"line {number} of {str(path)!r}"))
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if line.strip():
+            rows.append(_row(line, f"Line {number} of {str(path)!r}"))
     return rows
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{str(path)!r} is not UTF-8 (byte {error.start}): save it as UTF-8.") from error
 
 
 def _row(text: str, where: str) -> dict[str, Any]:
@@ -84,26 +104,42 @@ def _row(text: str, where: str) -> dict[str, Any]:
 
 def _json(path: Path) -> Rows:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(_text(path))
     except json.JSONDecodeError as error:
-        raise DataError(f"{str(path)!r} is not JSON ({error.msg}, line {error.lineno}).") from error
-    if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
-        raise DataError(f"{str(path)!r} must be a JSON list of objects.")
+        hint = "; with one object a line, name it .jsonl" if error.msg == "Extra data" else ""
+        raise DataError(
+            f"{str(path)!r} is not JSON ({error.msg}, line {error.lineno}): it must be a JSON list of objects{hint}."
+        ) from error
+    if not isinstance(rows, list):
+        raise DataError(f"{str(path)!r} is a JSON {type(rows).__name__}: it must be a JSON list of objects.")
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise DataError(f"Row {number} of {str(path)!r} is a JSON {type(row).__name__}: each must be an object.")
     return rows
 
 
-def _table(path: Path) -> Rows:
-    from datasets import Dataset
+def _csv(path: Path) -> Rows:
+    """Cells stay as written: guessing types would turn the answer `007` into 7, and `None` into nothing."""
+    import pandas as pd
 
     try:
-        read = Dataset.from_parquet if path.suffix.lower() == ".parquet" else Dataset.from_csv
-        table: Rows = read(str(path), keep_in_memory=True).to_list()
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if path.stat().st_size == 0:
-            return []
-        raise DataError(f"{str(path)!r} can't be read ({reason}).") from error
-    return table
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    except pd.errors.EmptyDataError:
+        return []
+    except (pd.errors.ParserError, UnicodeDecodeError) as error:
+        raise DataError(f"{str(path)!r} can't be read as CSV ({_reason(error)}): save it as UTF-8 CSV.") from error
+    return [{str(k): v for k, v in row.items()} for row in table.to_dict("records")]
+
+
+def _parquet(path: Path) -> Rows:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows: Rows = pq.read_table(path).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{str(path)!r} can't be read as Parquet ({_reason(error)}): write it again.") from error
+    return rows
 
 
 def _saved(path: Path) -> Rows:
@@ -112,33 +148,45 @@ def _saved(path: Path) -> Rows:
     try:
         found = load_from_disk(str(path))
     except FileNotFoundError as error:
-        raise DataError(f"The folder {str(path)!r} holds no dataset saved by `datasets`: give one, or a file.") from error
+        raise DataError(
+            f"The folder {str(path)!r} holds no dataset saved by `datasets`: give one, or a file."
+        ) from error
     if not isinstance(found, Dataset):
         raise DataError(f"{str(path)!r} holds the splits {', '.join(found)}: give the folder of one of them.")
     rows: Rows = found.to_list()
     return rows
 
 
-def _hub(name: str) -> Rows:
+def _hub(name: str, settings: dict[str, Any]) -> Rows:
     from datasets import load_dataset
 
     name, _, split = name.partition(":")
     try:
-        rows: Rows = load_dataset(name, split=split or "train").to_list()
+        rows: Rows = load_dataset(name, split=split or "train", **settings).to_list()
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
-        raise DataError(f"The dataset {name!r} can't be loaded from the hub ({reason}): save it to disk and give its "
-                        f"folder.") from error  # fmt: skip
+        raise DataError(
+            f"The dataset {name!r} can't be loaded from the hub ({_reason(error)}): save it and give its folder."
+        ) from error
     return rows
 
 
 def _gym(task: str, settings: dict[str, Any]) -> Rows:
     import reasoning_gym
 
+    known = list(reasoning_gym.factory.DATASETS)
+    if task not in known:
+        near = get_close_matches(task, known, n=1)
+        hint = f": did you mean {near[0]!r}?" if near else f": it has {', '.join(sorted(known))}."
+        raise DataError(f"reasoning_gym has no task {task!r}{hint}")
     try:
-        generated = reasoning_gym.create_dataset(task, **({"size": 1000, "seed": 0} | settings))
+        generated = reasoning_gym.create_dataset(task, **({"size": _GYM_SIZE, "seed": 0} | settings))
+        rows = list(generated)
     except (ValueError, TypeError, AssertionError) as error:
-        near = get_close_matches(task, list(reasoning_gym.factory.DATASETS), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise DataError(f"reasoning_gym can't make {task!r} with {settings}: {error}.{hint}") from error
-    return [{"prompt": row["question"], "answer": row["answer"], "entry": row, "task": task} for row in generated]
+        raise DataError(
+            f"reasoning_gym can't make {task!r} with the settings {settings} ({_reason(error)})."
+        ) from error
+    return [{"prompt": row["question"], "answer": row["answer"], "entry": row, "task": task} for row in rows]
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
