@@ -8,6 +8,7 @@ from grpo_lightning.objective.advantages import (
     combine_rewards,
     group_advantages,
     group_status,
+    merge_moments,
     reward_moments,
 )
 from grpo_lightning.objective.batch import PromptBatch, Rollouts, StepRecord
@@ -17,6 +18,7 @@ from grpo_lightning.objective.kl import (
     kl_k1,
     kl_k2,
     kl_k3,
+    penalised_rewards,
     per_token_kl,
     sequence_kl,
 )
@@ -54,6 +56,8 @@ __all__ = [
     "kl_k2",
     "kl_k3",
     "loss_mask",
+    "merge_moments",
+    "penalised_rewards",
     "per_token_kl",
     "policy_loss",
     "reward_moments",

@@ -3,17 +3,19 @@
 Deviations from the paper and from other trainers:
 
 1. A *dead* group (all rewards equal) is decided by max - min against a tolerance relative to the rewards' scale, in
-   float64, never by ``std == 0``: eight rewards of 0.3 have a float32 std of 3e-8. Its advantages are exactly 0.
+   float64, never by ``std == 0``: eight rewards of 0.3 have a float32 std of 3e-8. Its advantages are exactly 0. The
+   tolerance is wider than float32's rounding, so that 0.1 + 0.2 and 0.3 from a float32 reward are equal too.
 2. A missing reward is neither 0 nor part of the group's mean and std; its rollout's advantage is 0. A group with fewer
    than two rewards is *unscorable*.
 3. An infinite reward counts as missing: it must not silently zero or blow up its group.
+4. A reward function of weight 0 is only watched: where it is missing, nothing else is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,11 +30,12 @@ __all__ = [
     "combine_rewards",
     "group_advantages",
     "group_status",
+    "merge_moments",
     "reward_moments",
 ]
 
 LIVE, DEAD, UNSCORABLE = 0, 1, 2
-DEAD_TOLERANCE = 1e-9  # relative to the largest absolute reward of the group, or to 1 if that is smaller
+DEAD_TOLERANCE = 1e-6  # relative to the largest absolute reward of the group, or to 1 if that is smaller
 
 Scale = Literal["group", "batch", "none"]
 Baseline = Literal["group_mean", "leave_one_out"]
@@ -52,9 +55,10 @@ def combine_rewards(rewards_PGK: Tensor, weights_K: Tensor) -> Tensor:
 
     A function that is missing for a whole group does not apply to it and is left out. One that is missing for some
     rollouts of a group makes their totals missing: counted as 0, it would shift them against their siblings.
-    Infinite rewards count as missing.
+    Infinite rewards count as missing; functions of weight 0 don't take part.
     """
-    rewards_PGK = rewards_PGK.double()
+    takes_part_K = weights_K != 0
+    rewards_PGK, weights_K = rewards_PGK.double()[..., takes_part_K], weights_K[takes_part_K]
     present_PGK = torch.isfinite(rewards_PGK)
     applies_P1K = present_PGK.any(dim=1, keepdim=True)
     weighted_PGK = torch.where(present_PGK, rewards_PGK, 0.0) * weights_K.to(rewards_PGK)
@@ -102,6 +106,7 @@ def group_advantages(
     scale: Scale = "group",
     baseline: Baseline = "group_mean",
     eps: float = 1e-4,
+    dead_tolerance: float = DEAD_TOLERANCE,
     moments: Sequence[Tensor] | None = None,
 ) -> Advantages:
     """Rewards less their group's baseline, over a spread.
@@ -111,9 +116,10 @@ def group_advantages(
         scale: divide by the group's sample std, by the batch's, or by nothing (Dr. GRPO, arXiv 2503.20783).
         baseline: the group's mean, or the mean of the rollout's siblings (RLOO, arXiv 2402.14740).
         eps: added to the spread.
+        dead_tolerance: largest max - min of a dead group, relative to its largest absolute reward (or to 1 if smaller).
         moments: `reward_moments` of every rank, for `scale="batch"`; this batch's own when not given.
 
-    With `scale="group"` and the mean as baseline, abs(A) <= (G - 1) / sqrt(G) always.
+    With `scale="group"`, abs(A) <= (G - 1) / sqrt(G) always; <= sqrt(G) with siblings as baseline.
 
     Example:
         >>> group_advantages(torch.tensor([[1.0, 0.0]])).advantages_PG
@@ -124,9 +130,11 @@ def group_advantages(
         raise ConfigError(
             f"The group size is {group_size}: an advantage compares completions of one prompt, so sample at least 2."
         )
+    if baseline not in get_args(Baseline):
+        raise ConfigError(f"advantages.baseline is {baseline!r}: use 'group_mean' or 'leave_one_out'.")
     rewards_PG = rewards_PG.double()
     present_PG = torch.isfinite(rewards_PG)
-    status_P = group_status(rewards_PG)
+    status_P = group_status(rewards_PG, tolerance=dead_tolerance)
     filled_PG = torch.where(present_PG, rewards_PG, 0.0)
     count_P1 = present_PG.sum(1, keepdim=True).double()
     mean_P1 = filled_PG.sum(1, keepdim=True) / count_P1.clamp(min=1.0)
@@ -151,5 +159,5 @@ def _spread(scale: Scale, std_P1: Tensor, rewards_PG: Tensor, moments: Sequence[
         return None
     if scale != "batch":
         raise ConfigError(f"advantages.scale is {scale!r}: use 'group', 'batch' or 'none'.")
-    count, _, squares = merge_moments(moments or [reward_moments(rewards_PG)])
-    return (squares / (count - 1).clamp(min=1.0)).sqrt()
+    count, _, squares = merge_moments(moments or [reward_moments(rewards_PG)]).unbind()
+    return torch.sqrt(squares / (count - 1).clamp(min=1.0))

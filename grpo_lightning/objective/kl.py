@@ -3,10 +3,18 @@
 With x sampled from the policy and d = log ref(x) - log policy(x):
 
     k1 = -d               unbiased, may be negative
-    k2 = d^2 / 2          biased, always positive; its gradient is that of the exact KL in expectation
+    k2 = d^2 / 2          biased, always positive
     k3 = e^d - 1 - d      unbiased, always positive
 
-Deviation: d is clamped to +-20 in k3 before the exponential, which overflows float32 at 88; `clamped` counts it.
+As a loss, with the sampled tokens as constants, their gradients are in expectation
+
+    k1                    0: nothing but noise
+    k2                    that of KL(policy || reference)
+    k3                    that of KL(reference || policy), which is the same to first order while the two are close
+    k1, k3 times ratio    that of KL(policy || reference), with the ratio policy / old policy differentiable
+
+Deviation: d is clamped to 20 from above in k3 before the exponential, which overflows float32 at 88; `clamped` marks
+where, so that it can be counted. There the gradient is 0. From below nothing overflows and nothing is clamped.
 """
 
 from __future__ import annotations
@@ -19,7 +27,17 @@ from torch import Tensor
 
 from grpo_lightning.errors import ConfigError
 
-__all__ = ["AdaptiveKLController", "KLEstimator", "clamped", "kl_k1", "kl_k2", "kl_k3", "per_token_kl", "sequence_kl"]
+__all__ = [
+    "AdaptiveKLController",
+    "KLEstimator",
+    "clamped",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "penalised_rewards",
+    "per_token_kl",
+    "sequence_kl",
+]
 
 KLEstimator = Literal["k1", "k2", "k3"]
 LOG_RATIO_LIMIT = 20.0
@@ -36,14 +54,14 @@ def kl_k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """e^d - 1 - d with d = log ref - log policy, clamped, per token."""
-    d = (ref_logprobs - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    """e^d - 1 - d with d = log ref - log policy, clamped from above, per token."""
+    d = (ref_logprobs - logprobs).clamp(max=LOG_RATIO_LIMIT)
     return torch.expm1(d) - d
 
 
 def clamped(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """True where `kl_k3` clamps."""
-    return (ref_logprobs - logprobs).abs() > LOG_RATIO_LIMIT
+    return (ref_logprobs - logprobs) > LOG_RATIO_LIMIT
 
 
 def per_token_kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
@@ -59,7 +77,28 @@ def per_token_kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator)
 
 def sequence_kl(logprobs_PGL: Tensor, ref_logprobs_PGL: Tensor, mask_PGL: Tensor) -> Tensor:
     """k1 summed over each completion, [P, G]: what KL in the reward subtracts (Stiennon et al. 2020, eq. 2)."""
-    return (kl_k1(logprobs_PGL, ref_logprobs_PGL) * mask_PGL).sum(-1)
+    return torch.where(mask_PGL, kl_k1(logprobs_PGL, ref_logprobs_PGL), 0.0).sum(-1)
+
+
+def penalised_rewards(
+    rewards_PG: Tensor,
+    logprobs_PGL: Tensor,
+    ref_logprobs_PGL: Tensor,
+    mask_PGL: Tensor,
+    *,
+    coef: float,
+    reduction: Literal["sum", "mean"] = "sum",
+) -> Tensor:
+    """Rewards less coef times each completion's KL, summed over its tokens or their mean; float64 [P, G].
+
+    A run that charges the KL here gives `policy_loss` no reference: it is charged once. A missing reward stays missing.
+    """
+    if reduction not in ("sum", "mean"):
+        raise ConfigError(f"The KL reduction is {reduction!r}: use 'sum' or 'mean'.")
+    kl_PG = sequence_kl(logprobs_PGL, ref_logprobs_PGL, mask_PGL).detach().double()
+    if reduction == "mean":
+        kl_PG = kl_PG / mask_PGL.sum(-1).clamp(min=1)
+    return rewards_PG.double() - coef * kl_PG
 
 
 class AdaptiveKLController:
@@ -70,8 +109,14 @@ class AdaptiveKLController:
     """
 
     def __init__(self, coef: float, *, bound: float | None = None, rate: float = 0.5, maximum: float = 10.0) -> None:
-        if bound is not None and not bound > 0:
+        if not (math.isfinite(coef) and coef >= 0):
+            raise ConfigError(f"kl.coef is {coef}: it must be 0 or more.")
+        if bound is not None and not (math.isfinite(bound) and bound > 0):
             raise ConfigError(f"kl.adaptive_bound is {bound}: give a KL above 0 nats.")
+        if bound is not None and not 0 < coef <= maximum:
+            raise ConfigError(
+                f"kl.coef is {coef}: kl.adaptive_bound multiplies it, so give a number above 0 and up to {maximum}."
+            )
         self.initial, self.coef = coef, coef
         self.bound, self.rate, self.maximum = bound, rate, maximum
         self.refused = 0  # non-finite inputs
@@ -93,4 +138,7 @@ class AdaptiveKLController:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
-        self.coef, self.refused = float(state["coef"]), int(state["refused"])
+        coef = float(state["coef"])
+        if not math.isfinite(coef):
+            raise ConfigError(f"The saved KL coefficient is {coef}: resume from a checkpoint where it is finite.")
+        self.coef, self.refused = coef, int(state["refused"])

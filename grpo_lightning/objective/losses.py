@@ -16,14 +16,18 @@ Deviations from the papers and from TRL 1.16:
    batch is split into micro-batches or ranks. It then equals ``dapo``.
 3. TRL multiplies the KL term by the importance ratio by default (``use_bias_correction_kl``). Here that is
    ``kl_importance: true`` and off by default: the logged KL then is the KL.
-4. Importance ratios are computed from log-ratios clamped to +-20, so that one token can't overflow the batch.
+4. Importance ratios are computed from log-ratios clamped to +-20, so that one token can't overflow the batch. What
+   stands outside the mask, NaN included, reaches neither the loss nor its gradient.
 5. The entropy bonus is a mean over all loss tokens of the batch, whatever the split.
+6. Sampler weights are per token and capped, at 2 by default: TRL's ``token_truncate``, whereas TRL's default drops
+   whole sequences beyond 3.
 
 On-policy GRPO's loss is about 0 at the first update on a batch: it is no health signal.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Literal, get_args
@@ -50,7 +54,8 @@ class LossConfig:
         clip_low: the ratio is clipped below 1 - clip_low.
         clip_high: the ratio is clipped above 1 + clip_high.
         delta: two-sided clip: an upper bound of the unclipped ratio (arXiv 2505.07291); must be above 1 + clip_high.
-        cispo_max: the largest importance weight of `cispo`.
+            `cispo` has no use for it.
+        cispo_max: the largest importance weight of `cispo`, which has no use for clip_low and clip_high.
         sampler_is_cap: truncated importance sampling between sampler and trainer: weights are capped here; null: off.
         entropy_coef: weight of the entropy bonus.
         kl_estimator: of the KL term.
@@ -64,7 +69,7 @@ class LossConfig:
     clip_high: float = 0.2
     delta: float | None = None
     cispo_max: float = 5.0
-    sampler_is_cap: float | None = None
+    sampler_is_cap: float | None = 2.0
     entropy_coef: float = 0.0
     kl_estimator: KLEstimator = "k3"
     kl_importance: bool = False
@@ -80,11 +85,20 @@ class LossConfig:
             if not low <= value <= high:
                 raise ConfigError(f"loss.{name} is {value}: give a number from {low} to {high}.")
         if self.delta is not None and not self.delta > 1 + self.clip_high:
-            raise ConfigError(f"loss.delta is {self.delta}: a two-sided clip must be above 1 + clip_high = {1 + self.clip_high}.")
-        for name in ("cispo_max", "sampler_is_cap"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"loss.{name} is {value}: give a weight above 0.")
+            raise ConfigError(
+                f"loss.delta is {self.delta}: a two-sided clip must be above 1 + clip_high = {1 + self.clip_high}."
+            )
+        if not self.cispo_max > 0:
+            raise ConfigError(f"loss.cispo_max is {self.cispo_max}: give a weight above 0.")
+        if self.sampler_is_cap is not None and not self.sampler_is_cap > 0:
+            raise ConfigError(f"loss.sampler_is_cap is {self.sampler_is_cap}: give a weight above 0, or null for off.")
+        if not math.isfinite(self.entropy_coef):
+            raise ConfigError(f"loss.entropy_coef is {self.entropy_coef}: give a finite number, 0 for no bonus.")
+
+    @property
+    def clip_margins(self) -> tuple[float, float]:
+        """How far below and above 1 this loss clips ratios, as `clip_binds` takes them; cispo never clips below."""
+        return (1.0, self.cispo_max - 1.0) if self.loss == "cispo" else (self.clip_low, self.clip_high)
 
 
 def _known(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -105,7 +119,7 @@ class LossTotals:
 
     @classmethod
     def of(cls, mask_PGL: Tensor, status_P: Tensor, *, max_completion_tokens: int) -> LossTotals:
-        """Of the sequences with any loss token or none (all count), and the tokens of live groups."""
+        """Of these groups. A sequence counts with or without loss tokens, as in TRL."""
         per_group_P = mask_PGL.sum((1, 2)).double()
         sequences = per_group_P.new_tensor(float(mask_PGL.shape[0] * mask_PGL.shape[1]))
         return cls(
@@ -131,6 +145,11 @@ class LossTotals:
         )
 
     def __add__(self, other: LossTotals) -> LossTotals:
+        if self.max_completion_tokens != other.max_completion_tokens:
+            raise ConfigError(
+                f"max_completion_tokens is {self.max_completion_tokens} here and {other.max_completion_tokens} there: "
+                "the parts of one batch share one generation limit, so give the same to all."
+            )
         return LossTotals.from_tensor(self.to_tensor() + other.to_tensor(), like=self)
 
 
@@ -139,7 +158,7 @@ class LossParts:
     """One micro-batch's share of the batch's loss; the shares of all micro-batches and ranks add up to the whole."""
 
     loss: Tensor  # scalar with gradient: policy_loss + kl_coef * kl_loss - entropy_coef * entropy
-    policy_loss: Tensor
+    policy_loss: Tensor  # this and the rest: scalars without gradient
     kl_loss: Tensor  # the KL term before its coefficient; 0 without a reference
     entropy: Tensor  # 0 without entropies
 
@@ -157,11 +176,16 @@ def loss_mask(completion_mask_PGL: Tensor, terminated_PG: Tensor, *, mask_trunca
 def importance_ratio(
     logprobs_PGL: Tensor, old_logprobs_PGL: Tensor, mask_PGL: Tensor, level: Literal["token", "sequence"]
 ) -> Tensor:
-    """policy / old policy: [P, G, L] per token, or [P, G, 1] per sequence, the geometric mean of its tokens' (GSPO, eq. 5)."""
-    log_ratio = logprobs_PGL - old_logprobs_PGL
+    """policy / old policy, [P, G, L], 1 outside the mask; or its geometric mean per sequence, [P, G, 1] (GSPO, eq. 5).
+
+    Example:
+        >>> one, two = torch.zeros(1, 1, 2), torch.tensor([[[0.0, -1.3863]]])
+        >>> importance_ratio(one, two, torch.ones(1, 1, 2, dtype=torch.bool), "sequence")
+        tensor([[[2.0000]]])
+    """
+    log_ratio = torch.where(mask_PGL, logprobs_PGL, 0.0) - torch.where(mask_PGL, old_logprobs_PGL, 0.0)
     if level == "sequence":
-        lengths_PG1 = mask_PGL.sum(-1, keepdim=True).clamp(min=1)
-        log_ratio = torch.where(mask_PGL, log_ratio, 0.0).sum(-1, keepdim=True) / lengths_PG1
+        log_ratio = log_ratio.sum(-1, keepdim=True) / mask_PGL.sum(-1, keepdim=True).clamp(min=1)
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
@@ -179,24 +203,33 @@ def policy_loss(
     kl_coef: float = 0.0,
     entropies_PGL: Tensor | None = None,
 ) -> LossParts:
-    """This micro-batch's share of the loss. Only `logprobs_PGL` and `entropies_PGL` carry gradient."""
+    """This micro-batch's share of the loss. Only `logprobs_PGL` and `entropies_PGL` carry gradient.
+
+    A term whose coefficient is 0 is measured, without gradient.
+    """
+    logprobs_PGL = torch.where(mask_PGL, logprobs_PGL, 0.0)
+    old_logprobs_PGL = torch.where(mask_PGL, old_logprobs_PGL, 0.0)
     ratio = importance_ratio(logprobs_PGL, old_logprobs_PGL, mask_PGL, config.importance_level)
     token_loss_PGL = _token_loss(ratio, logprobs_PGL, advantages_PG.unsqueeze(-1), config)
     if config.sampler_is_cap is not None and sampler_logprobs_PGL is not None:
         token_loss_PGL = token_loss_PGL * _sampler_weight(old_logprobs_PGL, sampler_logprobs_PGL, config.sampler_is_cap)
     excluded = config.dead_groups == "exclude"
     policy = _aggregate(token_loss_PGL, mask_PGL, totals, config.loss, live_only=excluded)
-    kl = entropy = logprobs_PGL.new_zeros(())
+    loss, kl, entropy = policy, policy.new_zeros(()), policy.new_zeros(())
     if ref_logprobs_PGL is not None:
-        kl_PGL = per_token_kl(logprobs_PGL, ref_logprobs_PGL, config.kl_estimator)
-        kl_PGL = kl_PGL * ratio if config.kl_importance else kl_PGL
-        kl = _aggregate(kl_PGL, mask_PGL, totals, config.loss, live_only=False)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and kl_coef != 0):
+            kl_PGL = _token_kl(logprobs_PGL, torch.where(mask_PGL, ref_logprobs_PGL, 0.0), ratio, config)
+            kl = _aggregate(kl_PGL, mask_PGL, totals, config.loss, live_only=False)
+        loss = loss + kl_coef * kl if kl_coef else loss
     if entropies_PGL is not None:
         entropy = _aggregate(entropies_PGL, mask_PGL, totals, "dapo", live_only=False)
-    loss = policy + kl_coef * kl
-    if config.entropy_coef:
-        loss = loss - config.entropy_coef * entropy
-    return LossParts(loss=loss, policy_loss=policy, kl_loss=kl, entropy=entropy)
+        loss = loss - config.entropy_coef * entropy if config.entropy_coef else loss
+    return LossParts(loss=loss, policy_loss=policy.detach(), kl_loss=kl.detach(), entropy=entropy.detach())
+
+
+def _token_kl(logprobs_PGL: Tensor, ref_logprobs_PGL: Tensor, ratio: Tensor, config: LossConfig) -> Tensor:
+    kl_PGL = per_token_kl(logprobs_PGL, ref_logprobs_PGL, config.kl_estimator)
+    return kl_PGL * ratio if config.kl_importance else kl_PGL
 
 
 def _token_loss(ratio: Tensor, logprobs_PGL: Tensor, advantages_PG1: Tensor, config: LossConfig) -> Tensor:
@@ -209,8 +242,12 @@ def _token_loss(ratio: Tensor, logprobs_PGL: Tensor, advantages_PG1: Tensor, con
 
 
 def _sampler_weight(old_logprobs_PGL: Tensor, sampler_logprobs_PGL: Tensor, cap: float) -> Tensor:
-    """min(trainer / sampler, cap) per token, detached: truncated importance sampling."""
+    """min(trainer / sampler, cap) per token, detached: truncated importance sampling.
+
+    1 for a token that the sampler gave no log-prob of (NaN), as in TRL.
+    """
     log_ratio = (old_logprobs_PGL - sampler_logprobs_PGL).detach()
+    log_ratio = torch.where(torch.isnan(sampler_logprobs_PGL), 0.0, log_ratio)
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)
 
 

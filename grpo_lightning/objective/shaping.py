@@ -11,7 +11,7 @@ __all__ = ["clip_binds", "soft_overlong_penalty"]
 
 
 def soft_overlong_penalty(lengths_PG: Tensor, max_tokens: int, cache_tokens: int) -> Tensor:
-    """0 up to max - cache tokens, then linearly down to -1 at the limit (DAPO, arXiv 2503.14476, eq. 13); float64 [P, G].
+    """0 up to max - cache tokens, then linearly to -1 at the limit, float64 [P, G] (DAPO, arXiv 2503.14476, eq. 13).
 
     Example:
         >>> soft_overlong_penalty(torch.tensor([[6, 8, 10]]), 10, 4)
@@ -19,7 +19,8 @@ def soft_overlong_penalty(lengths_PG: Tensor, max_tokens: int, cache_tokens: int
     """
     if not 0 < cache_tokens <= max_tokens:
         raise ConfigError(
-            f"advantages.overlong_cache_tokens is {cache_tokens}: give 1 to {max_tokens}, the generation limit, or 0 for off."
+            f"advantages.overlong_cache_tokens is {cache_tokens}: give 1 to {max_tokens}, the generation limit, "
+            "or 0 for off."
         )
     start = max_tokens - cache_tokens
     return -((lengths_PG.double() - start) / cache_tokens).clamp(0.0, 1.0)
@@ -31,7 +32,8 @@ def clip_binds(
     """Where the clip binds below and above, bool [P, G, L].
 
     A ratio below 1 - clip_low binds for a negative advantage only, one above 1 + clip_high for a positive one only:
-    elsewhere the minimum of the surrogate takes the unclipped term and gradient flows.
+    elsewhere the minimum of the surrogate takes the unclipped term and gradient flows. `LossConfig.clip_margins` are
+    the margins at which a loss clips.
     """
     advantages_PG1 = advantages_PG.unsqueeze(-1)
     low = (ratio < 1 - clip_low) & (advantages_PG1 < 0) & mask_PGL

@@ -202,7 +202,9 @@ def test_the_sampler_weight_is_truncated() -> None:
                 advantages_PG=torch.tensor([[float(i == 0), float(i == 1)]]),
                 mask_PGL=torch.ones(1, 2, 1, dtype=torch.bool),
                 status_P=torch.tensor([LIVE]),
-                totals=LossTotals.of(torch.ones(1, 1, 1, dtype=torch.bool), torch.tensor([LIVE]), max_completion_tokens=1),
+                totals=LossTotals.of(
+                    torch.ones(1, 1, 1, dtype=torch.bool), torch.tensor([LIVE]), max_completion_tokens=1
+                ),
                 config=LossConfig(sampler_is_cap=2.0),
                 sampler_logprobs_PGL=sampler,
             ).loss.item()
