@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_lightning.errors import ConfigError
-from grpo_lightning.objective import DEAD, LIVE, UNSCORABLE, combine_rewards, group_advantages, reward_moments
+from grpo_lightning.objective import (
+    DEAD,
+    LIVE,
+    UNSCORABLE,
+    combine_rewards,
+    group_advantages,
+    group_status,
+    merge_moments,
+    reward_moments,
+)
+from grpo_lightning.objective.advantages import Scale
 
 NAN, INF = math.nan, math.inf
 
@@ -26,10 +37,39 @@ def test_equal_rewards_are_a_dead_group_whose_advantages_are_exactly_0(
     assert got.advantages_PG.abs().max().item() == 0.0
 
 
+@pytest.mark.parametrize("value", [0.3, 0.7, 0.9, 1 / 3, 1e6 / 3, -0.1])
+@pytest.mark.parametrize("group_size", range(2, 17))
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_two_dead_groups_are_two_dead_groups_under_every_scale(scale: str) -> None:
+def test_the_rounding_of_float32_is_no_signal(value: float, group_size: int, scale: Scale) -> None:
+    """Every other reward is the next float32: the same number, added up in another order."""
+    rewards = torch.full((1, group_size), value)
+    rewards[:, ::2] = torch.nextafter(rewards[:, ::2], torch.tensor(math.inf))
+    assert rewards.min() < rewards.max()
+    got = group_advantages(rewards, scale=scale)
+    assert got.status_P.tolist() == [DEAD]
+    assert got.advantages_PG.abs().max().item() == 0.0
+
+
+ALIVE = {"small": [0.5, 0.501], "large": [1e6, 1e6 + 10], "negative": [-3.0, -3.01], "one point": [0.0, 1e-5]}
+
+
+@pytest.mark.parametrize("rewards", ALIVE.values(), ids=ALIVE.keys())
+def test_small_differences_are_signal(rewards: list[float]) -> None:
+    got = group_advantages(torch.tensor([rewards], dtype=torch.float64))
+    assert got.status_P.tolist() == [LIVE]
+    assert got.advantages_PG.abs().min() > 0
+
+
+def test_the_tolerance_is_relative_to_the_rewards() -> None:
+    rewards = torch.tensor([[1000.0, 1000.9], [1.0, 1.9]], dtype=torch.float64)
+    assert group_advantages(rewards, dead_tolerance=1e-3).status_P.tolist() == [DEAD, LIVE]
+    assert group_status(rewards, tolerance=1.0).tolist() == [DEAD, DEAD]
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_two_dead_groups_are_two_dead_groups_under_every_scale(scale: Scale) -> None:
     """All right and all wrong: the batch has a spread, the groups have none."""
-    got = group_advantages(torch.tensor([[1.0] * 4, [0.0] * 4]), scale=scale)  # type: ignore[arg-type]
+    got = group_advantages(torch.tensor([[1.0] * 4, [0.0] * 4]), scale=scale)
     assert got.status_P.tolist() == [DEAD, DEAD]
     assert got.advantages_PG.abs().max().item() == 0.0
 
@@ -43,14 +83,33 @@ def test_by_hand() -> None:
     torch.testing.assert_close(unscaled.advantages_PG, torch.tensor([[0.75, -0.25, -0.25, -0.25]]))
 
 
-def test_leave_one_out_keeps_the_only_success_and_stays_finite() -> None:
-    """Sibling means of [1, 0 x 7] are 0 and 1/7: 1 - 0 = 1 and 0 - 1/7."""
-    rewards = torch.tensor([[1.0] + [0.0] * 7])
+@pytest.mark.parametrize("group_size", range(2, 17))
+def test_leave_one_out_keeps_the_only_success_and_stays_finite(group_size: int) -> None:
+    """Sibling means of [1, 0, ...] are 0 and 1 / (G - 1); over the std 1 / sqrt(G), the success stands at sqrt(G)."""
+    rewards = torch.tensor([[1.0] + [0.0] * (group_size - 1)])
     got = group_advantages(rewards, scale="none", baseline="leave_one_out")
-    torch.testing.assert_close(got.advantages_PG, torch.tensor([[1.0] + [-1 / 7] * 7]))
-    scaled = group_advantages(rewards, baseline="leave_one_out").advantages_PG
-    assert scaled[0, 0] > 0
-    assert scaled.abs().max() < 8
+    want = torch.tensor([[1.0] + [-1 / (group_size - 1)] * (group_size - 1)])
+    torch.testing.assert_close(got.advantages_PG, want)
+    scaled = group_advantages(rewards, baseline="leave_one_out", eps=0.0).advantages_PG
+    torch.testing.assert_close(scaled, want * math.sqrt(group_size))
+
+
+@pytest.mark.parametrize("group_size", range(2, 17))
+def test_the_bound_is_reached_by_an_only_success(group_size: int) -> None:
+    got = group_advantages(torch.tensor([[1.0] + [0.0] * (group_size - 1)]), eps=0.0).advantages_PG
+    assert got[0, 0].item() == pytest.approx((group_size - 1) / math.sqrt(group_size), rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch"])
+def test_live_groups_get_trls_advantages(scale: Scale) -> None:
+    """TRL's formula, with its own nanstd, missing rewards included."""
+    from trl.trainer.utils import nanstd
+
+    rewards = torch.rand(5, 6, generator=torch.Generator().manual_seed(0))
+    rewards[1, 2] = rewards[3, 0] = NAN
+    std = nanstd(rewards, dim=1).unsqueeze(1) if scale == "group" else nanstd(rewards)
+    want = torch.nan_to_num((rewards - rewards.nanmean(1, keepdim=True)) / (std + 1e-4), nan=0.0)
+    torch.testing.assert_close(group_advantages(rewards, scale=scale).advantages_PG, want, atol=1e-5, rtol=1e-5)
 
 
 MISSING = {
@@ -78,6 +137,10 @@ COMBINED = {
     "missing for one rollout": ([[1.0, NAN], [0.0, 1.0]], [1.0, 1.0], [NAN, 1.0]),
     "all missing": ([[NAN, NAN], [NAN, NAN]], [1.0, 1.0], [NAN, NAN]),
     "infinite": ([[INF, 1.0], [0.0, 1.0]], [1.0, 1.0], [NAN, 1.0]),
+    "minus infinite": ([[-INF, 1.0], [0.0, 1.0]], [1.0, 1.0], [NAN, 1.0]),
+    "only watched": ([[1.0, NAN], [0.0, 5.0]], [1.0, 0.0], [1.0, 0.0]),
+    "nothing but watched": ([[1.0], [0.0]], [0.0], [NAN, NAN]),
+    "negative weight": ([[1.0, 2.0], [0.0, 1.0]], [1.0, -0.5], [0.0, -0.5]),
 }
 
 
@@ -87,9 +150,23 @@ def test_combined_rewards(rewards: list[list[float]], weights: list[float], tota
     torch.testing.assert_close(got, torch.tensor([total], dtype=torch.float64), equal_nan=True)
 
 
-def test_a_group_of_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 2"):
-        group_advantages(torch.zeros(3, 1))
+def test_a_missing_function_in_one_group_leaves_the_others_alone() -> None:
+    """The second function applies to the second group only."""
+    rewards = torch.tensor([[[1.0, NAN], [0.0, NAN]], [[1.0, 2.0], [0.0, 4.0]]])
+    assert combine_rewards(rewards, torch.tensor([1.0, 10.0])).tolist() == [[1.0, 0.0], [21.0, 40.0]]
+
+
+REFUSED: dict[str, tuple[int, dict[str, Any], str]] = {
+    "a group of one": (1, {}, "group size is 1: .* at least 2"),
+    "an unknown scale": (4, {"scale": "std"}, "'std': use 'group', 'batch' or 'none'"),
+    "an unknown baseline": (4, {"baseline": "median"}, "'median': use 'group_mean' or 'leave_one_out'"),
+}
+
+
+@pytest.mark.parametrize(("group_size", "settings", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_refused(group_size: int, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        group_advantages(torch.zeros(3, group_size), **settings)
 
 
 numbers = st.floats(-1e6, 1e6, width=32)
@@ -102,6 +179,12 @@ def test_advantages_are_bounded_and_centred(rewards: list[float]) -> None:
     group_size = len(rewards)
     assert got.abs().max() <= (group_size - 1) / math.sqrt(group_size) + 1e-6
     assert abs(got.sum()) <= 1e-5 * group_size
+
+
+def test_moments_of_parts_merge_to_those_of_the_whole() -> None:
+    """[1, 2], [6, NaN] and nothing at all: 3 rewards, mean 3, squares 4 + 1 + 9."""
+    parts = [torch.tensor(v) for v in ([[1.0, 2.0]], [[6.0, NAN]], [[NAN, INF]])]
+    assert merge_moments([reward_moments(p) for p in parts]).tolist() == pytest.approx([3.0, 3.0, 14.0])
 
 
 @given(st.lists(st.lists(numbers, min_size=2, max_size=2), min_size=2, max_size=8), st.integers(1, 7))
