@@ -6,6 +6,7 @@ journal in a new segment.
 
 from __future__ import annotations
 
+import math
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +74,10 @@ class RunRecorder(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the run on the main rank and tell the others where it is."""
-        opened = None
-        if trainer.is_global_zero:
-            opened = self._start(trainer)
-        self.run_id, self.checkpoint_dir = ranks.broadcast_object(opened)
+        opened = self._start(trainer) if trainer.is_global_zero else None
+        opened = ranks.broadcast_object(opened)
+        if opened is not None:
+            self.run_id, self.checkpoint_dir = opened
 
     def _start(self, trainer: L.Trainer) -> tuple[str, Path]:
         step = trainer.global_step
@@ -248,7 +249,7 @@ class RunRecorder(L.Callback):
         return {
             "run_id": self.run_id,
             "segment": self._open.segment if self._open else None,
-            "signals": {k: v for k, v in self._values.items() if v == v and abs(v) != float("inf")},
+            "signals": {k: v for k, v in self._values.items() if math.isfinite(v)},
             "evaluation": self._evaluation,
         }
 

@@ -57,7 +57,7 @@ class Rollouts:
     # (temperature applied); 0 where the mask is False
 
     @property
-    def lengths_PG(self) -> Tensor:
+    def lengths_PG(self) -> Tensor:  # noqa: N802 - the suffix is its shape
         """Completion lengths in tokens, EOS included, int64 [P, G]."""
         return self.completion_mask_PGL.sum(-1)
 

@@ -164,7 +164,7 @@ class GRPOModule(L.LightningModule):
         if fresh:
             self.window = self._collect(batch)
             self.updates_done = 0
-        assert self.window is not None  # noqa: S101 - narrows the type; set just above
+        assert self.window is not None
         record = self._update(self.window, self._minibatch(self.window), fresh=fresh, started=started)
         self.updates_done += 1
         self.last_record = record
@@ -269,7 +269,7 @@ class GRPOModule(L.LightningModule):
             )
             # strategies average gradients over ranks, while the shares of all ranks must add up
             self.manual_backward(parts.loss * ranks.world_size())
-        assert scores.entropies is not None  # noqa: S101 - with_entropy=True
+        assert scores.entropies is not None
         return parts, scores.logprobs.detach(), scores.entropies.detach()
 
     def _exchange(self, last: bool) -> AbstractContextManager[Any]:
@@ -341,7 +341,7 @@ class GRPOModule(L.LightningModule):
         """k3 to the reference over all ranks' loss tokens, for the controller."""
         from grpo_lightning.objective import kl_k3
 
-        assert record.ref_logprobs_PGL is not None  # noqa: S101 - the caller checked
+        assert record.ref_logprobs_PGL is not None
         mask = record.loss_mask_PGL
         kl = kl_k3(record.logprobs_PGL, record.ref_logprobs_PGL)[mask]
         sums = ranks.all_reduce_sum(torch.stack([kl.sum().double(), mask.sum().double()]))

@@ -13,7 +13,7 @@ __all__ = ["capture", "restore"]
 
 def capture() -> dict[str, Any]:
     """The states of Python's, NumPy's, torch's and every accelerator's generator."""
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
         "numpy": [str(name), torch.from_numpy(np.asarray(keys).copy()), int(position), int(has_gauss), float(cached)],
@@ -27,7 +27,7 @@ def restore(state: dict[str, Any]) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy(), position, has_gauss, cached))  # noqa: NPY002
+    np.random.set_state((name, keys.numpy(), position, has_gauss, cached))
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])

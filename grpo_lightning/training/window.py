@@ -66,7 +66,9 @@ class RolloutWindow:
     @classmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> RolloutWindow:
         """The window behind `state()`, its tensors on `device`."""
-        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in state.items() if k != "rollouts"}
+        moved: dict[str, Any] = {
+            k: v.to(device) if isinstance(v, Tensor) else v for k, v in state.items() if k != "rollouts"
+        }
         rollouts = Rollouts(**{k: v.to(device) for k, v in state["rollouts"].items()})
         return cls(rollouts=rollouts, **moved)
 
