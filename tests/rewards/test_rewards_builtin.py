@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from grpo_lightning.errors import RewardError
 from grpo_lightning.rewards import RewardRunner, RewardSpec, load_reward
 from grpo_lightning.rewards.text import text_of
+from grpo_lightning.rewards.verifier import Patience, Verifier
 
 
 def one(path: str, completion: Any, kwargs: dict[str, Any] | None = None, **columns: Any) -> float | None:
@@ -48,11 +50,12 @@ def test_text_of(completion: Any, text: str) -> None:
         ("42", 42, 1.0),
         ("42.0", "42", 0.0),
         ("it is 42", "42", 0.0),
+        ("None", None, None),
         ("", "42", 0.0),
         ([{"role": "assistant", "content": "42"}], "42", 1.0),
     ],
 )
-def test_exact_match(completion: Any, answer: Any, want: float) -> None:
+def test_exact_match(completion: Any, answer: Any, want: float | None) -> None:
     assert one("exact_match", completion, answer=answer) == want
 
 
@@ -78,6 +81,10 @@ NUMBERS: dict[str, tuple[str, Any, float | None]] = {
     "divided by zero": ("1/0", "0", 0.0),
     "huge exponent": ("1e999999999", "1", 0.0),
     "longer huge exponent": ("1e" + "9" * 30, "9", 0.0),
+    "a run of digits is one number": ("1" * 401 + "9", "9", 0.0),
+    "so is a very long one": ("1" * 30_000 + "9", "9", 0.0),
+    "400 digits": ("7" * 400, "7" * 400, 1.0),
+    "many decimals": ("0." + "3" * 900, "1/3", 1.0),
     "leading dot": (".5", "0.5", 1.0),
 }
 
@@ -106,6 +113,99 @@ MATHS: dict[str, tuple[str, str, float | None]] = {
 @pytest.mark.parametrize(("completion", "answer", "want"), MATHS.values(), ids=MATHS)
 def test_math_verify(completion: str, answer: str, want: float | None) -> None:
     assert one("math_verify", completion, answer=answer) == want
+
+
+HOSTILE = {
+    "tower": "$9^{9^{9^{9}}}$",
+    "double factorial": r"\boxed{99999!!}",
+    "deep brackets": "$" + "(" * 5_000 + "1" + ")" * 5_000 + "$",
+    "half a surrogate": "\ud800 $4",
+    "NUL": "$\0$",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_math_verify_survives_hostile_text(text: str) -> None:
+    reward = load_reward(RewardSpec(path="math_verify", kwargs={"seconds": 0.5}))
+    begin = time.perf_counter()
+    assert reward(completions=["$3$", text, "$3$"], answer=["3", "3", "4"]) == [1.0, 0.0, 0.0]
+    assert time.perf_counter() - begin < 20
+
+
+def test_a_killed_verifier_starts_again() -> None:
+    verifier = Verifier()
+    assert verifier.ask("math_verify", "3", "$3$", seconds=30.0) == 1.0
+    first = verifier._process
+    assert first is not None
+    begin = time.perf_counter()
+    with pytest.raises(TimeoutError):
+        verifier.ask("math_verify", "3", "$9^{9^{9^{9}}}$", seconds=0.3)
+    assert time.perf_counter() - begin < 5
+    first.kill()
+    first.wait()
+    assert verifier.ask("math_verify", "3", "$3$", seconds=30.0) == 1.0
+    assert verifier._process is not first
+    verifier.close()
+
+
+class SlowVerifier(Verifier):
+    """Takes the whole limit for each text, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked: list[Any] = []
+
+    def ask(self, kind: str, *arguments: Any, seconds: float) -> float | None:
+        self.now += seconds
+        self.asked.append(arguments)
+        raise TimeoutError
+
+
+def test_many_hostile_texts_stay_below_the_limit_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier, patience = SlowVerifier(), Patience(most=2.0)
+    monkeypatch.setattr("grpo_lightning.rewards.verifier.perf_counter", lambda: verifier.now)
+    values = [patience.ask(verifier, "math_verify", "3", str(i)) for i in [*range(1000), 0]]
+    assert 25 < verifier.now < 35  # RewardSpec's timeout_seconds is 60
+    judged = len(verifier.asked)
+    assert values == [0.0] * judged + [None] * (1000 - judged) + [0.0]
+
+
+def test_equal_questions_are_asked_once() -> None:
+    verifier, patience = SlowVerifier(), Patience(most=2.0)
+    assert [patience.ask(verifier, "math_verify", "3", text) for text in "aba"] == [0.0, 0.0, 0.0]
+    assert verifier.asked == [("3", "a"), ("3", "b")]
+
+
+def test_patience_gives_less_time_after_slow_texts() -> None:
+    patience = Patience(most=1.0, least=0.05)
+    assert patience.limit() == 1.0
+    for _ in range(1000):
+        patience.spend(0.01)  # quick ones are free
+    assert patience.limit() == 1.0
+    patience.spend(25.0)
+    assert patience.limit() == pytest.approx(0.5)  # a tenth of the 5 seconds left
+    patience.spend(10.0)
+    assert patience.limit() == 0.05
+
+
+def test_hostile_regex() -> None:
+    reward = load_reward(RewardSpec(path="regex_format", kwargs={"pattern": "((a|aa)+)$"}))
+    begin = time.perf_counter()
+    assert reward(completions=["aa", "a" * 60 + "!", "a"]) == [1.0, 0.0, 1.0]
+    assert time.perf_counter() - begin < 5
+
+
+def test_regex_backtracking_of_the_textbook() -> None:
+    reward = load_reward(RewardSpec(path="regex_format", kwargs={"pattern": "(a+)+b"}))
+    begin = time.perf_counter()
+    assert reward(completions=["a" * 5_000, "aab"]) == [0.0, 1.0]
+    assert time.perf_counter() - begin < 5
+
+
+def test_regex_reads_the_whole_response() -> None:
+    reward = load_reward(RewardSpec(path="regex_format", kwargs={"pattern": "<a>.*</a>"}))
+    texts = ["<a>" + "x" * size + "</a>" for size in (30_000, 99_993, 99_994)]
+    assert reward(completions=[*texts, "y" + texts[0]]) == [1.0, 1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -179,6 +279,42 @@ ENTRY = {"question": "1 + 1", "answer": "2", "metadata": {}}
 )
 def test_reasoning_gym_score(completion: str, want: float) -> None:
     assert one("reasoning_gym_score", completion, task="basic_arithmetic", entry=ENTRY) == want
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("basic_arithmetics", "did you mean basic_arithmetic"),
+        ("zzzzzz", "has no task 'zzzzzz'"),
+        ("composite", "can't be"),
+    ],
+    ids=["misspelt", "nothing like it", "a task without a verifier"],
+)
+def test_reasoning_gym_tasks_it_does_not_have(task: str, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        one("reasoning_gym_score", "2", task=task, entry=ENTRY)
+
+
+def test_reasoning_gym_task_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    from reasoning_gym import factory
+
+    class Own:
+        def __init__(self, config: Any) -> None: ...
+
+        def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
+            return 0.25 if answer == entry["answer"] else 0.0
+
+    monkeypatch.setitem(factory.DATASETS, "own_task", (Own, dict))
+    assert one("reasoning_gym_score", "2", task="own_task", entry=ENTRY) == 0.25
+
+
+def test_reasoning_gym_survives_hostile_text() -> None:
+    entry = {"question": "", "answer": "3", "metadata": {"numbers": [9, 9, 9, 9], "target": 3}}
+    begin = time.perf_counter()
+    assert one("reasoning_gym_score", "9**9**9**9", {"seconds": 0.5}, task="countdown", entry=entry) == pytest.approx(
+        0, abs=0.05
+    )
+    assert time.perf_counter() - begin < 15
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
 import math
 import sys
 import time
@@ -90,13 +92,15 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing returned": (lambda: None, "gave a NoneType"),
     "dict": (lambda: {"a": 1.0, "b": 2.0}, "gave a dict"),
     "a string of the right length": (lambda: "11", "gave a str"),
-    "strings": (lambda: ["1.0", "2.0"], r"gave '1.0' \(str\)"),
-    "numpy strings": (lambda: np.array(["1.0", "2.0"]), r"gave '1.0' \(str\)"),
+    "strings": (lambda: ["1.0", "2.0"], "gave the text '1.0'"),
+    "numpy strings": (lambda: np.array(["1.0", "2.0"]), "gave the text '1.0'"),
     "lists": (lambda: [[1.0], [2.0]], r"gave \[1.0\] \(list\)"),
     "two columns": (lambda: np.ones((2, 2)), r"\(list\)"),
     "tensors of two": (lambda: [torch.ones(2), torch.ones(2)], r"\(Tensor\)"),
     "complex": (lambda: [1j, 1.0], r"\(complex\)"),
-    "int beyond float": (lambda: [10**400, 1.0], r"\(int\)"),
+    "int beyond float": (lambda: [10**400, 1.0], "gave a int too large"),
+    "endless generator": (lambda: iter(int, 1), "gave more than 2 values for 2 completions"),
+    "generator that raises": (lambda: (1 / i for i in range(2)), "raised ZeroDivisionError"),
     "raises": (raising(ZeroDivisionError("in\nthe   middle")), "raised ZeroDivisionError: in the middle"),
     "raises without text": (raising(KeyError()), "raised KeyError"),
 }
@@ -153,10 +157,62 @@ def test_hang_past_the_limit(kind: str, on_error: Any, register: Any) -> None:
     assert time.perf_counter() - begin < 2
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_is_not_swallowed(error: type[BaseException], register: Any) -> None:
-    with pytest.raises(error):
-        score(RewardSpec(path=register(gives(raising(error()), "sync")), on_error="missing"))
+class TestLimits:
+    @pytest.mark.parametrize("on_error", ["raise", "missing"])
+    def test_async_function_that_blocks_its_loop(self, on_error: Any, register: Any) -> None:
+        async def blocks(completions: list[str]) -> list[float]:
+            time.sleep(4)
+            return [1.0, 1.0]
+
+        async def fine(completions: list[str]) -> list[float]:
+            return [1.0, 2.0]
+
+        bad = RewardSpec(path=register(blocks, "blocks"), timeout_seconds=0.2, on_error=on_error)
+        begin = time.perf_counter()
+        with pytest.raises(RewardError, match=r"'blocks' .*timeout_seconds") if on_error == "raise" else nullcontext():
+            result = score(bad)
+            assert result.errors == {"blocks": 1}
+        assert time.perf_counter() - begin < 3
+        after = score(RewardSpec(path=register(fine, "fine"), timeout_seconds=2.0))  # on a loop of its own
+        assert after.rewards_NK[:, 0].tolist() == [1.0, 2.0]
+        assert time.perf_counter() - begin < 3.5
+
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    def test_own_timeout_error_is_not_our_limit(self, kind: str, register: Any) -> None:
+        for error in (TimeoutError(), TimeoutError("the judge is away")):
+            with pytest.raises(RewardError, match="raised TimeoutError") as caught:
+                score(RewardSpec(path=register(gives(raising(error), kind))))
+            assert "timeout_seconds" not in str(caught.value)
+
+    @pytest.mark.parametrize("limit", [0, -1.0, NAN, INF])
+    def test_what_is_no_limit(self, limit: float) -> None:
+        with pytest.raises(RewardError, match=r"timeout_seconds .* above 0, or null"):
+            RewardRunner([RewardSpec(path="exact_match", timeout_seconds=limit)])
+
+    def test_the_loop_stays_between_calls(self, register: Any) -> None:
+        loops = []
+
+        async def reward(completions: list[str]) -> list[float]:
+            loops.append(asyncio.get_running_loop())  # a client that it keeps is bound to this
+            return [1.0, 1.0]
+
+        for _ in range(2):
+            score(RewardSpec(path=register(reward)))
+        assert loops[0] is loops[1]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_function_that_exits_does_not_end_the_run(kind: str, register: Any) -> None:
+    path = register(gives(raising(SystemExit(3)), kind))
+    assert score(RewardSpec(path=path, name="r", on_error="missing")).errors == {"r": 1}
+    with pytest.raises(RewardError, match="raised SystemExit"):
+        score(RewardSpec(path=path))
+
+
+def test_an_interrupt_is_not_swallowed(register: Any) -> None:
+    spec = RewardSpec(path=register(gives(raising(KeyboardInterrupt()), "sync")), timeout_seconds=None)
+    with pytest.raises(KeyboardInterrupt):
+        score(spec)
 
 
 class TestKeywords:
@@ -178,6 +234,8 @@ class TestKeywords:
         state = SimpleNamespace(global_step=3)
         columns = {"answer": ["a", "b"]}
         runner.score(prompts=PROMPTS, completions=COMPLETIONS, columns=columns, completion_ids=IDS, trainer_state=state)
+        assert callable(seen.pop("log_metric"))
+        assert callable(seen.pop("log_extra"))
         assert seen == {
             "prompts": PROMPTS,
             "completions": COMPLETIONS,
@@ -207,6 +265,51 @@ class TestKeywords:
         assert result.rewards_NK[:, 0].tolist() == [2.0, 4.0]
         with pytest.raises(RewardError, match="skale"):
             RewardRunner([RewardSpec(path=path, kwargs={"skale": 2.0})])
+
+    @pytest.mark.parametrize("form", ["instance", "partial", "async instance", "async partial", "async method"])
+    def test_settings_of_every_callable(self, form: str, register: Any) -> None:
+        def plain(completions: list[str], scale: float = 1.0) -> list[float]:
+            return [scale * len(c) for c in completions]
+
+        async def later(completions: list[str], scale: float = 1.0) -> list[float]:
+            return plain(completions, scale)
+
+        class Plain:
+            def __call__(self, completions: list[str], scale: float = 1.0) -> list[float]:
+                return plain(completions, scale)
+
+        class Later:
+            async def __call__(self, completions: list[str], scale: float = 1.0) -> list[float]:
+                return plain(completions, scale)
+
+        forms: dict[str, Any] = {
+            "instance": Plain(),
+            "partial": functools.partial(plain),
+            "async instance": Later(),
+            "async partial": functools.partial(later, scale=7.0),
+            "async method": Later().__call__,
+        }
+        spec = RewardSpec(path=register(forms[form]), kwargs={"scale": 3.0})
+        assert score(spec).rewards_NK[:, 0].tolist() == [3.0, 6.0]
+        with pytest.raises(RewardError, match=r"no setting 'skale': did you mean 'scale'.* completions, scale"):
+            RewardRunner([RewardSpec(path=register(forms[form]), kwargs={"skale": 3.0})])
+
+    @pytest.mark.parametrize("path", ["exact_match", "numeric_match", "math_verify", "reasoning_gym_score"])
+    def test_settings_that_a_built_in_does_not_have(self, path: str) -> None:
+        with pytest.raises(RewardError, match=rf"{path}.*no_such_setting"):
+            RewardRunner([RewardSpec(path=path, kwargs={"no_such_setting": 1})])
+
+    def test_a_column_that_is_not_there(self) -> None:
+        with pytest.raises(RewardError, match=r"asks for 'answer'.*did you mean 'answers'"):
+            score(RewardSpec(path="exact_match"), answers=["1", "2"])
+
+    def test_a_function_that_changes_its_lists_spoils_nobody_elses(self, register: Any) -> None:
+        def empties(completions: list[str]) -> list[float]:
+            completions.clear()
+            return [0.0, 0.0]
+
+        specs = [RewardSpec(path=register(empties)), RewardSpec(path="exact_match")]
+        assert score(*specs, answer=["1", "2"]).rewards_NK.tolist() == [[0.0, 1.0], [0.0, 0.0]]
 
 
 class TestTogether:
@@ -280,6 +383,12 @@ class TestFiles:
         assert runner.names == ["size"]
         result = runner.score(prompts=PROMPTS, completions=COMPLETIONS, columns={})
         assert result.rewards_NK[:, 0].tolist() == [1.0, 2.0]
+
+    def test_the_module_has_the_same_name_in_every_process(self, tmp_path: Path) -> None:
+        file = tmp_path / "named.py"
+        file.write_text("def f(completions):\n    return [0.0 for c in completions]\n")
+        digest = hashlib.sha256(str(file).encode()).hexdigest()[:12]  # hash() differs between processes
+        assert load_reward(RewardSpec(path=f"{file}:f")).__module__ == f"grpo_reward_named_{digest}"
 
     def test_module_in_the_working_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "rewards_in_cwd.py").write_text("def f(completions):\n    return [0.0 for c in completions]\n")
