@@ -73,7 +73,11 @@ def _score_here(task: str, entry: dict[str, Any], said: str | None) -> float:
         near = get_close_matches(task, DATASETS, n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "name one of its tasks in the column `task`."
         raise RewardError(f"reasoning-gym has no task {task!r}: {hint}")
-    return float(get_score_answer_fn(task)(said, entry))
+    verifier = get_score_answer_fn(task)
+    try:
+        return float(verifier(said, entry))
+    except Exception:  # noqa: BLE001 - verifiers differ in what they raise on text they can't read
+        return 0.0
 
 
 def _said(text: str) -> str:

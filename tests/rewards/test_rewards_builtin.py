@@ -302,10 +302,11 @@ def test_reasoning_gym_task_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None
         def __init__(self, config: Any) -> None: ...
 
         def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
-            return 0.25 if answer == entry["answer"] else 0.0
+            return 0.25 if int(answer) == int(entry["answer"]) else 0.0
 
     monkeypatch.setitem(factory.DATASETS, "own_task", (Own, dict))
     assert one("reasoning_gym_score", "2", task="own_task", entry=ENTRY) == 0.25
+    assert one("reasoning_gym_score", "two", task="own_task", entry=ENTRY) == 0.0
 
 
 def test_reasoning_gym_survives_hostile_text() -> None:
