@@ -1,6 +1,46 @@
-"""Health signals: from a step's tensors to named numbers, and the catalogue that says what each means."""
+"""Health signals: from a step's tensors to named numbers, and the catalogue that says what each means.
+
+The catalogue loads without torch; what measures loads when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from grpo_lightning.signals.catalogue import CATALOGUE, Signal, page_of, signal
-from grpo_lightning.signals.measure import finish, measure
 
-__all__ = ["CATALOGUE", "Signal", "finish", "measure", "page_of", "signal"]
+if TYPE_CHECKING:
+    from grpo_lightning.signals.measure import advantage_histogram, finish, measure, source_mix
+    from grpo_lightning.signals.temporal import TemporalState
+    from grpo_lightning.signals.update_norm import UpdateNorm, UpdateSize
+
+__all__ = [
+    "CATALOGUE",
+    "Signal",
+    "TemporalState",
+    "UpdateNorm",
+    "UpdateSize",
+    "advantage_histogram",
+    "finish",
+    "measure",
+    "page_of",
+    "signal",
+    "source_mix",
+]
+
+_HOMES = {
+    "TemporalState": "temporal",
+    "UpdateNorm": "update_norm",
+    "UpdateSize": "update_norm",
+    "advantage_histogram": "measure",
+    "finish": "measure",
+    "measure": "measure",
+    "source_mix": "measure",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,66 +1,253 @@
-"""Partial values that merge exactly: each rank packs its own into one vector, and one gather serves the whole catalogue.
+"""Partial values that merge: each rank packs its own into one vector, and one gather serves the whole catalogue.
 
-A mean carries total and count; a spread carries count, total and total of squares about a shift that all ranks share
-(0, in float64); extremes carry themselves. Values that are not finite are counted and left out, so one NaN neither
-vanishes nor wipes out an average. What has no values is absent afterwards.
+What is kept of a quantity, and how parts of it join:
+
+========  =============================================  ======================================================
+sum       one total                                      added
+max       one extreme                                    the greatest
+vector    a vector of totals (histograms)                added
+moments   count, mean, sums of squared and cubed         Chan et al. 1979; Pébay 2008 (Sandia SAND2008-6212),
+          deviations, least and greatest                 eq. 2.1 and 2.3
+sample    the K least of the hashes seen (bottom-k,      their union, below the least of the full ranks'
+          Cohen and Kaplan 2007)                         last hashes
+========  =============================================  ======================================================
+
+Sums, extremes, moments and histograms join exactly, up to rounding. Values that are not finite are left out (and counted
+by their own signal), so one NaN neither vanishes nor wipes out an average. What has no values is absent afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["Partials", "merge"]
+from grpo_lightning.errors import DataError
+from grpo_lightning.signals.sketch import Sketch, sketches
+
+__all__ = ["SAMPLE_SIZE", "Layout", "Merged", "Moments", "Partials", "finite", "merge", "moments_of"]
+
+SAMPLE_SIZE = 256  # hashes a rank sends: exact counts of distinct values up to here, a sample's above
+_MOMENTS = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """What the places of a packed vector hold. It depends on the configuration alone, never on data."""
+
+    sums: tuple[str, ...]
+    maxima: tuple[str, ...]
+    moments: tuple[str, ...]
+    vectors: Mapping[str, int]  # name: length
+    samples: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moments:
+    """Count, mean, central moment sums and extremes of the finite values."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of (x - mean)^2
+    cubes: float = 0.0  # sum of (x - mean)^3
+    least: float = math.inf
+    greatest: float = -math.inf
+
+    def __add__(self, other: Moments) -> Moments:
+        count = self.count + other.count
+        if not count:
+            return self
+        delta, both = other.mean - self.mean, self.count * other.count
+        return Moments(
+            count=count,
+            mean=self.mean + delta * other.count / count,
+            squares=self.squares + other.squares + delta**2 * both / count,
+            cubes=self.cubes
+            + other.cubes
+            + delta**3 * both * (self.count - other.count) / count**2
+            + 3 * delta * (self.count * other.squares - other.count * self.squares) / count,
+            least=min(self.least, other.least),
+            greatest=max(self.greatest, other.greatest),
+        )
+
+    def signals(self, name: str, *, std: str = "std") -> dict[str, float | None]:
+        """`name` with `_mean`, `_std`, `_min` and `_max`; nothing for no values."""
+        if not self.count:
+            return {}
+        spread = {f"{name}_mean": self.mean, f"{name}_{std}": self.std}
+        return spread | {f"{name}_min": self.least, f"{name}_max": self.greatest}
+
+    @property
+    def std(self) -> float | None:
+        """The sample std; None for fewer than two values."""
+        return math.sqrt(max(self.squares, 0.0) / (self.count - 1)) if self.count > 1 else None
+
+    @property
+    def skew(self) -> float | None:
+        """The third standardised moment; None where nothing is spread."""
+        variance = self.squares / self.count if self.count else 0.0
+        return self.cubes / self.count / variance**1.5 if variance > 1e-24 else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged:
+    """The partials of all ranks, joined, on the host."""
+
+    sums: dict[str, float]
+    maxima: dict[str, float]  # those with a value
+    moments: dict[str, Moments]
+    vectors: dict[str, Tensor]
+    samples: dict[str, list[Tensor]]  # per rank, below the threshold that all ranks share
+
+    def ratio(self, name: str) -> float | None:
+        """A mean or share collected with `Partials.ratio` or `.mean`; None where nothing was measured."""
+        count = self.sums[f"{name}/count"]
+        return self.sums[f"{name}/total"] / count if count else None
+
+    def sketch(self, name: str) -> Sketch:
+        """A histogram collected with `Partials.sketch`."""
+        return Sketch.of(self.vectors[name])
 
 
 class Partials:
-    """Collects named partials of one rank. The same calls in the same order give the same layout."""
+    """Collects one rank's partials. The same calls in the same order give the same layout."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.maxima: dict[str, Tensor] = {}
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self._sums: dict[str, Tensor | float] = {}
+        self._maxima: dict[str, Tensor | float] = {}
+        self._moments: dict[str, Tensor] = {}
+        self._vectors: dict[str, Tensor] = {}
+        self._samples: dict[str, Tensor] = {}
 
-    def add(self, name: str, value: Tensor) -> None:
-        """A total that adds up."""
-        self.sums[name] = value.double()
+    def add(self, name: str, value: Tensor | float) -> None:
+        """A total."""
+        self._sums[name] = value
 
-    def mean(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
-        """Total and count of the finite values where `mask`."""
-        finite = torch.isfinite(values) if mask is None else torch.isfinite(values) & mask
-        self.add(f"{name}/total", torch.where(finite, values, 0.0).double().sum())
-        self.add(f"{name}/count", finite.sum())
+    def ratio(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
+        """A mean or share from its total and its count."""
+        self.add(f"{name}/total", total)
+        self.add(f"{name}/count", count)
 
-    def moments(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
-        """What mean and sample std need."""
-        self.mean(name, values, mask)
-        finite = torch.isfinite(values) if mask is None else torch.isfinite(values) & mask
-        self.add(f"{name}/squares", torch.where(finite, values, 0.0).double().square().sum())
+    def mean(self, name: str, values: Tensor) -> None:
+        """The mean of the finite values."""
+        self.ratio(name, values.nan_to_num(0.0, 0.0, 0.0).sum(dtype=torch.float64), finite(values).sum())
 
-    def greatest(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
-        """The greatest finite value; -inf when there is none."""
-        finite = torch.isfinite(values) if mask is None else torch.isfinite(values) & mask
-        masked = torch.where(finite, values.double(), -torch.inf)
-        self.maxima[name] = masked.max() if masked.numel() else masked.new_tensor(-torch.inf)
+    def greatest(self, name: str, value: Tensor | float) -> None:
+        """An extreme; -inf for none."""
+        self._maxima[name] = value
 
-    def least(self, name: str, values: Tensor) -> None:
-        """The least finite value, kept as the greatest of the negated ones under `-name`."""
-        self.greatest(f"-{name}", -values)
+    def moments(self, names: Sequence[str], rows: Tensor) -> None:
+        """Moments of the finite values of each row of a float64 [M, N], for `names` (M)."""
+        self._moments |= dict(zip(names, moments_of(rows).unbind(), strict=True))
+
+    def sketches(self, values: Mapping[str, Tensor], *, signed: Collection[str]) -> None:
+        """Histograms of the finite values of each tensor, for quantiles; only those in `signed` take negative values."""
+        self._vectors |= dict(zip(values, sketches([(v, n in signed) for n, v in values.items()]), strict=True))
+
+    def vector(self, name: str, totals: Tensor) -> None:
+        """A vector of totals."""
+        self._vectors[name] = totals
+
+    def samples(self, names: Sequence[str], hashes: Tensor) -> None:
+        """The least of each row of hashes below 2^53, int64 [M, N], for `names` (M)."""
+        least = torch.full((len(names), SAMPLE_SIZE), torch.inf, dtype=torch.float64, device=hashes.device)
+        kept = hashes.sort(-1).values[:, :SAMPLE_SIZE]
+        least[:, : kept.shape[1]] = kept
+        self._samples |= dict(zip(names, least.unbind(), strict=True))
+
+    def layout(self) -> Layout:
+        """The layout of `pack`."""
+        return Layout(
+            sums=tuple(self._sums),
+            maxima=tuple(self._maxima),
+            moments=tuple(self._moments),
+            vectors={n: v.numel() for n, v in self._vectors.items()},
+            samples=tuple(self._samples),
+        )
 
     def pack(self) -> Tensor:
-        """One float64 vector: sums, then maxima."""
-        parts = [*self.sums.values(), *self.maxima.values()]
-        return torch.stack([p.reshape(()).double() for p in parts])
+        """One float64 vector."""
+        scalars = self._scalars([*self._sums.values(), *self._maxima.values()])
+        return torch.cat([scalars, *self._moments.values(), *self._vectors.values(), *self._samples.values()])
 
-    def names(self) -> tuple[list[str], list[str]]:
-        """The layout of `pack`: names of sums and of maxima."""
-        return list(self.sums), list(self.maxima)
+    def _scalars(self, values: list[Tensor | float]) -> Tensor:
+        """One tensor of the numbers on the device and off it, with one copy for those off it."""
+        known = [0.0 if isinstance(v, Tensor) else float(v) for v in values]
+        packed = torch.tensor(known, dtype=torch.float64, device=self.device)
+        places = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
+        measured = [v.double() for v in values if isinstance(v, Tensor)]
+        if measured:
+            packed[torch.tensor(places, device=self.device)] = torch.stack(measured)
+        return packed
 
 
-def merge(packs: Sequence[Tensor], names: tuple[list[str], list[str]]) -> dict[str, float]:
-    """The partials over all ranks, by name: sums added, maxima taken; one device-to-host copy."""
-    sums, maxima = names
-    stacked = torch.stack(list(packs))
-    joined = torch.cat([stacked[:, : len(sums)].sum(0), stacked[:, len(sums) :].amax(0)])
-    return dict(zip([*sums, *maxima], joined.tolist(), strict=True))
+def finite(values: Tensor) -> Tensor:
+    """`torch.isfinite` in two operations instead of five: for small tensors the calls are what costs."""
+    return (values - values) == 0
+
+
+def moments_of(rows: Tensor) -> Tensor:
+    """Count, mean, sums of squared and cubed deviations and extremes of each row's finite values, float64 [M, 6]."""
+    kept = finite(rows)
+    count = kept.sum(1).double()
+    mean = rows.nan_to_num(0.0, 0.0, 0.0).sum(1) / count.clamp(min=1)
+    deviations = (rows - mean.unsqueeze(1)).nan_to_num(0.0, 0.0, 0.0)
+    squared = deviations.square()
+    sums = [count, mean, squared.sum(1), (squared * deviations).sum(1)]
+    if not rows.shape[1]:
+        return torch.stack([*sums, torch.full_like(mean, torch.inf), torch.full_like(mean, -torch.inf)], dim=1)
+    least = rows.nan_to_num(torch.inf, torch.inf, torch.inf).amin(1)
+    greatest = rows.nan_to_num(-torch.inf, -torch.inf, -torch.inf).amax(1)
+    return torch.stack([*sums, least, greatest], dim=1)
+
+
+def merge(packs: Sequence[Tensor], layout: Layout) -> Merged:
+    """The partials of all ranks, joined, with one device-to-host copy."""
+    sizes = sorted({len(p) for p in packs})
+    lengths = [len(layout.sums), len(layout.maxima), _MOMENTS * len(layout.moments)]
+    lengths += [sum(layout.vectors.values()), SAMPLE_SIZE * len(layout.samples)]
+    if sizes != [sum(lengths)]:
+        raise DataError(
+            f"The ranks packed {sizes} values where {sum(lengths)} are expected: give all ranks the same configuration."
+        )
+    stacked = torch.stack(list(packs)).cpu()
+    sums, maxima, moments, vectors, samples = stacked.split_with_sizes(lengths, dim=1)
+    return Merged(
+        sums=dict(zip(layout.sums, sums.sum(0).tolist(), strict=True)),
+        maxima=_extremes(layout.maxima, maxima.amax(0).tolist() if layout.maxima else []),
+        moments=_joined_moments(layout.moments, moments.tolist()),
+        vectors=dict(zip(layout.vectors, vectors.sum(0).split_with_sizes(list(layout.vectors.values())), strict=True)),
+        samples={
+            n: _joined_samples(s)
+            for n, s in zip(
+                layout.samples, samples.split_with_sizes([SAMPLE_SIZE] * len(layout.samples), 1), strict=True
+            )
+        },
+    )
+
+
+def _extremes(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
+    return {n: v for n, v in zip(names, values, strict=True) if v != -math.inf}
+
+
+def _joined_moments(names: Sequence[str], ranks: list[list[float]]) -> dict[str, Moments]:
+    joined = {}
+    for i, name in enumerate(names):
+        total = Moments()
+        for values in ranks:
+            count, mean, squares, cubes, least, greatest = values[_MOMENTS * i : _MOMENTS * (i + 1)]
+            total = total + Moments(
+                count=count, mean=mean, squares=squares, cubes=cubes, least=least, greatest=greatest
+            )
+        joined[name] = total
+    return joined
+
+
+def _joined_samples(ranks: Tensor) -> list[Tensor]:
+    """Each rank's hashes below the least last place: a sample in which every copy of a value is in or every one is out."""
+    threshold = ranks[:, -1].amin()
+    return [rank[rank < threshold] for rank in ranks]

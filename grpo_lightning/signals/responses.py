@@ -1,0 +1,105 @@
+"""Responses: how long they are, how they end and how much they repeat themselves and each other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grpo_lightning.objective import StepRecord
+from grpo_lightning.signals.hashing import finish_hash, place_factors, prefix_hashes
+from grpo_lightning.signals.partials import Merged, Partials
+from grpo_lightning.signals.view import StepView
+
+__all__ = ["NGRAM", "collect", "derive", "distinct", "ngram_repetition", "prefix_overlap"]
+
+NGRAM = 4
+_SHARES = (
+    "truncated_fraction",
+    "empty_fraction",
+    "ngram_repetition",
+    "prefix_repetition",
+    "distinct_response_fraction",
+    "response_length_correct",
+    "response_length_wrong",
+)
+
+
+def collect(p: Partials, v: StepView) -> None:
+    """Lengths (their moments come with the others of their shape), ends and repetition."""
+    rollouts = v.record.rollouts
+    ended_PG = rollouts.terminated_PG
+    p.ratio("truncated_fraction", (~ended_PG).sum(), v.rollouts)
+    p.ratio("empty_fraction", ((v.lengths_PG <= 1) & ended_PG).sum(), v.rollouts)
+    p.ratio("response_length_correct", (v.lengths_PG * v.correct_PG).sum(), v.correct_PG.sum())
+    p.ratio("response_length_wrong", (v.lengths_PG * v.wrong_PG).sum(), v.wrong_PG.sum())
+    ids_PGL, lengths_PG = rollouts.completion_ids_PGL, v.lengths_PG.long()
+    hashes_PGL = prefix_hashes(ids_PGL)
+    p.mean("ngram_repetition", ngram_repetition(ids_PGL, lengths_PG))
+    p.mean("prefix_repetition", prefix_overlap(hashes_PGL, lengths_PG))
+    p.mean("distinct_response_fraction", _distinct_share(hashes_PGL, lengths_PG))
+
+
+def derive(m: Merged, record: StepRecord) -> dict[str, float | None]:
+    """The family's signals; None where not measured."""
+    out = {name: m.ratio(name) for name in _SHARES}
+    return out | m.moments["response_length"].signals("response_length")
+
+
+def ngram_repetition(ids_PGL: Tensor, lengths_PG: Tensor, n: int = NGRAM) -> Tensor:
+    """1 - distinct / total n-grams of each completion, float64 [P, G]; NaN where it is shorter than n."""
+    total_PG = (lengths_PG - n + 1).clamp(min=0)
+    if ids_PGL.shape[-1] < n:
+        return torch.full_like(lengths_PG, torch.nan, dtype=torch.float64)
+    windows = ids_PGL.unfold(-1, n, 1) + 1
+    hashes_PGN = finish_hash((windows * place_factors(n, ids_PGL.device)).sum(-1))
+    count = hashes_PGN.shape[-1]
+    held = torch.arange(count, device=ids_PGL.device) < total_PG.unsqueeze(-1)
+    return 1.0 - distinct(hashes_PGN, held) / torch.where(total_PG > 0, total_PG.double(), torch.nan)
+
+
+def distinct(hashes: Tensor, held: Tensor) -> Tensor:
+    """How many different hashes (0 or above) there are along the last dimension where `held`."""
+    ordered = torch.where(held, hashes, -1).sort(-1).values
+    fresh = ordered[..., 1:] != ordered[..., :-1]
+    first = ordered[..., 0] >= 0
+    return (fresh & (ordered[..., 1:] >= 0)).sum(-1) + first
+
+
+def prefix_overlap(hashes_PGL: Tensor, lengths_PG: Tensor) -> Tensor:
+    """Mean over the pairs of a group of their longest common prefix, over the group's mean length, float64 [P].
+
+    Found by bisection over the hashes of prefixes: equal up to a length means equal at every shorter one.
+    """
+    groups, size, length = hashes_PGL.shape
+    if size < 2 or not groups:
+        return torch.full((groups,), torch.nan, dtype=torch.float64, device=hashes_PGL.device)
+    steps = length.bit_length()
+    flat_PX = _padded(hashes_PGL, lengths_PG, 2**steps).flatten(1)
+    i, j = torch.triu_indices(size, size, 1, device=hashes_PGL.device) << steps
+    start = i.expand(groups, -1)
+    at, apart = start, (j - i).expand(groups, -1)
+    for step in (2**k for k in reversed(range(steps))):
+        trial = at + step
+        equal = flat_PX.gather(1, trial) == flat_PX.gather(1, trial + apart)
+        at = torch.where(equal, trial, at)
+    shared_P: Tensor = (at - start).double().mean(1)
+    return shared_P / lengths_PG.double().mean(1)
+
+
+def _padded(hashes_PGL: Tensor, lengths_PG: Tensor, width: int) -> Tensor:
+    """Hashes of the prefixes of 0, 1, … width - 1 tokens; beyond its end each completion has numbers of its own."""
+    size, length = hashes_PGL.shape[1:]
+    own_G1 = torch.arange(size, device=hashes_PGL.device).unsqueeze(-1)
+    ended = torch.arange(1, length + 1, device=hashes_PGL.device) > lengths_PG.unsqueeze(-1)
+    out = own_G1.repeat(len(hashes_PGL), 1, width)
+    out[..., 1 : length + 1] = torch.where(ended, own_G1, hashes_PGL)
+    out[..., 0] = 0
+    return out
+
+
+def _distinct_share(hashes_PGL: Tensor, lengths_PG: Tensor) -> Tensor:
+    """Different completions of each group over its completions, float64 [P]."""
+    last_PG1 = (lengths_PG - 1).clamp(min=0).unsqueeze(-1)
+    whole_PG = hashes_PGL.gather(-1, last_PG1).squeeze(-1)
+    whole_PG = finish_hash(torch.where(lengths_PG > 0, whole_PG, 0) + lengths_PG)
+    return distinct(whole_PG, torch.ones_like(whole_PG, dtype=torch.bool)) / whole_PG.shape[1]
