@@ -113,7 +113,9 @@ class RunRecorder(L.Callback):
         self._open = _Open(
             directory=directory, journal=journal, console=console, segment=segment, mlflow=mlflow, pump=pump
         )
-        console.say(f"run {name} ({run_id}) in {directory.path}" + (f", continued at step {from_step}" if resumed else ""))
+        console.say(
+            f"run {name} ({run_id}) in {directory.path}" + (f", continued at step {from_step}" if resumed else "")
+        )
         return run_id, directory.checkpoints
 
     def _identify(self) -> tuple[MLflowRun | None, str, bool]:
@@ -210,18 +212,14 @@ class RunRecorder(L.Callback):
 
     # ---- checkpoints
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """The run that this checkpoint belongs to; the journal is on the disk before the checkpoint is."""
         checkpoint[_STATE_KEY] = {"run_id": self.run_id, "root": str(Path(self.settings.dir).absolute())}
         if self._open is not None:
             self._open.journal.sync()
             checkpoint[_STATE_KEY]["root"] = str(self._open.directory.path.parent)
 
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Continue the run that the checkpoint belongs to, where its directory is."""
         state = checkpoint.get(_STATE_KEY)
         if state is None or trainer.state.fn != "fit":

@@ -27,7 +27,7 @@ def say_summary(
     lines.append(f"  run directory                     {directory}")
     last = directory / "checkpoints" / "last.ckpt"
     if last.exists():
-        lines.append(f"  continue                    python -m grpo_lightning fit --ckpt_path {last}")
+        lines.append(f"  continue                          python -m grpo_lightning fit --ckpt_path {last}")
     if mlflow is not None:
         lines.append(f"  open in MLflow                    {ui_command(mlflow.tracking_uri)}")
         lines.append(f"  then                              {ui_link(mlflow.experiment_id)}")

@@ -142,7 +142,9 @@ def _existing(ckpt_path: Any) -> str | None:
     if ckpt_path is None:
         return None
     if not Path(str(ckpt_path)).exists():
-        raise ConfigError(f"--ckpt_path {str(ckpt_path)!r} does not exist: name a file such as runs/RUN/checkpoints/last.ckpt.")
+        raise ConfigError(
+            f"--ckpt_path {str(ckpt_path)!r} does not exist: name a file such as runs/RUN/checkpoints/last.ckpt."
+        )
     return str(ckpt_path)
 
 

@@ -47,7 +47,9 @@ def _one_sentence(message: str, known: list[str]) -> str:
     unknown = _UNKNOWN.search(flat)
     if unknown:
         key = next(g for g in unknown.groups() if g).lstrip("-").split("=")[0]
-        near = get_close_matches(key, known, n=1) or get_close_matches(key.split(".")[-1], [k.split(".")[-1] for k in known], n=1)
+        near = get_close_matches(key, known, n=1) or get_close_matches(
+            key.split(".")[-1], [k.split(".")[-1] for k in known], n=1
+        )
         hint = f"did you mean {near[0]!r}?" if near else "see --help for the known settings."
         return f"{key!r} is not a setting: {hint}"
     return flat if len(flat) <= _LONGEST else flat[:_LONGEST] + " …"
