@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_lightning.signals.catalogue import CATALOGUE, Signal, page_of, signal
 
 if TYPE_CHECKING:
-    from grpo_lightning.signals.measure import advantage_histogram, finish, measure, source_mix
+    from grpo_lightning.signals.measuring import advantage_histogram, finish, measure, source_mix
     from grpo_lightning.signals.temporal import TemporalState
     from grpo_lightning.signals.update_norm import UpdateNorm, UpdateSize
 
@@ -31,10 +31,10 @@ _HOMES = {
     "TemporalState": "temporal",
     "UpdateNorm": "update_norm",
     "UpdateSize": "update_norm",
-    "advantage_histogram": "measure",
-    "finish": "measure",
-    "measure": "measure",
-    "source_mix": "measure",
+    "advantage_histogram": "measuring",
+    "finish": "measuring",
+    "measure": "measuring",
+    "source_mix": "measuring",
 }
 
 

@@ -99,7 +99,7 @@ def _padded(hashes_PGL: Tensor, lengths_PG: Tensor, width: int) -> Tensor:
 
 def _distinct_share(hashes_PGL: Tensor, lengths_PG: Tensor) -> Tensor:
     """Different completions of each group over its completions, float64 [P]."""
-    last_PG1 = (lengths_PG - 1).clamp(min=0).unsqueeze(-1)
-    whole_PG = hashes_PGL.gather(-1, last_PG1).squeeze(-1)
-    whole_PG = finish_hash(torch.where(lengths_PG > 0, whole_PG, 0) + lengths_PG)
+    from_none_PGL = torch.nn.functional.pad(hashes_PGL, (1, 0))
+    whole_PG = from_none_PGL.gather(-1, lengths_PG.unsqueeze(-1)).squeeze(-1)
+    whole_PG = finish_hash(whole_PG + lengths_PG)
     return distinct(whole_PG, torch.ones_like(whole_PG, dtype=torch.bool)) / whole_PG.shape[1]
