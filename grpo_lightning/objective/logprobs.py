@@ -52,7 +52,7 @@ def score_tokens(logits: Tensor, ids: Tensor, *, temperature: float = 1.0, with_
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ConfigError(f"The temperature is {temperature}: log-probs divide logits by it, so give a number above 0.")
     logits_NV = logits.reshape(-1, logits.shape[-1])
-    logprobs_N, entropies_N = _Scores.apply(logits_NV, ids.reshape(-1), temperature, with_entropy)  # type: ignore[no-untyped-call]
+    logprobs_N, entropies_N = _Scores.apply(logits_NV, ids.reshape(-1), temperature, with_entropy)
     entropies = entropies_N.view(ids.shape) if with_entropy else None
     return TokenScores(logprobs=logprobs_N.view(ids.shape), entropies=entropies)
 

@@ -65,7 +65,7 @@ def _compare(model: nn.Module) -> str:
         want = score_with("full", model, rollouts)
         want_grad = _gradient(model, want.logprobs)
         for way in ("packed", "cached"):
-            got = score_with(way, model, rollouts)  # type: ignore[arg-type]
+            got = score_with(way, model, rollouts)
             if not _close(got.logprobs, want.logprobs, model):
                 return f"log-probs of {way} rows differ from full passes"
             if want_grad is not None and not _close(_gradient(model, got.logprobs), want_grad, model, gradient=True):

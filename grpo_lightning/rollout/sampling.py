@@ -12,62 +12,18 @@ Letters: N rows, V vocabulary, L token positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from grpo_lightning.errors import ConfigError
+from grpo_lightning.rollout.engine import SamplingConfig
 
-__all__ = ["SamplingConfig", "TokenSampler", "filter_logits", "rollout_seeds", "token_uniforms"]
+__all__ = ["TokenSampler", "filter_logits", "rollout_seeds", "token_uniforms"]
 
 _GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 _EPOCH_GAMMA = 0x632BE59BD9B4E019  # another odd constant: epochs and places share no sequence
 _BLOCK = 256  # vocabulary entries summed at once, before the one block that holds the draw is looked into
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """How tokens are drawn.
-
-    Args:
-        temperature: divides the logits; above 0.
-        top_p: keep the smallest set of most likely tokens that holds this probability; 1 is off.
-        top_k: keep this many most likely tokens; 0 is off.
-        min_p: keep tokens at least this likely relative to the most likely one; 0 is off.
-        max_new_tokens: the generation limit.
-        eos_ids: a rollout ends after any of these.
-        pad_id: what stands after the end.
-        greedy: take the most likely token instead.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_new_tokens: int = 64
-    eos_ids: tuple[int, ...] = ()
-    pad_id: int = 0
-    greedy: bool = False
-
-    def __post_init__(self) -> None:
-        rules = (
-            ("temperature", self.temperature > 0, "give a number above 0; for the most likely token, evaluate greedily"),
-            ("top_p", 0 < self.top_p <= 1, "give a number above 0 and at most 1"),
-            ("top_k", self.top_k >= 0, "give 0 for off, or how many tokens to keep"),
-            ("min_p", 0 <= self.min_p < 1, "give a number from 0 to below 1"),
-            ("max_new_tokens", self.max_new_tokens >= 1, "give at least 1"),
-        )
-        for name, holds, fix in rules:
-            if not holds:
-                raise ConfigError(f"sampling.{name} is {getattr(self, name)}: {fix}.")
-
-    @property
-    def filters(self) -> bool:
-        """Whether any of top-p, top-k and min-p is on."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:

@@ -161,7 +161,7 @@ def accepts(model: nn.Module, name: str) -> bool:
     """Whether the model's forward takes an argument of this name."""
     from inspect import signature
 
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     return name in signature(inner.forward).parameters
 
 

@@ -11,7 +11,8 @@ from grpo_lightning.errors import ConfigError
 from grpo_lightning.objective.batch import PromptBatch, Rollouts
 from grpo_lightning.rollout.check import shared_prefix_works
 from grpo_lightning.rollout.decoding import Decoder, choose_decoder
-from grpo_lightning.rollout.sampling import SamplingConfig, TokenSampler
+from grpo_lightning.rollout.engine import SamplingConfig
+from grpo_lightning.rollout.sampling import TokenSampler
 
 __all__ = ["TransformersEngine"]
 

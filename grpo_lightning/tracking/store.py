@@ -107,7 +107,7 @@ def _make_store(path: Path) -> None:
     chatter.setLevel(logging.WARNING)
     try:
         artifacts = (path.parent / "mlartifacts").as_uri()
-        store = SqlAlchemyStore(f"{_PREFIX}{partial.as_posix()}", artifacts)  # type: ignore[no-untyped-call]
+        store = SqlAlchemyStore(f"{_PREFIX}{partial.as_posix()}", artifacts)
         store.engine.dispose()
         connection = sqlite3.connect(partial)
         connection.execute("PRAGMA journal_mode = WAL")
