@@ -147,10 +147,8 @@ class PromptDataModule(L.LightningDataModule):
         )
 
     def _prompt(self, row: dict[str, Any], where: str) -> Any:
-        if self.prompt_template is None:
-            prompt = row.get(self.prompt_column)
-        else:
-            prompt = _filled(self.prompt_template, row, where)
+        template = self.prompt_template
+        prompt = row.get(self.prompt_column) if template is None else _filled(template, row, where)
         if isinstance(prompt, str) and prompt:
             return self._as_chat(prompt) if self.chat else prompt
         check_chat(prompt, where)

@@ -56,11 +56,11 @@ def test_every_kind_gives_the_same_rows(tmp_path: Path, write: Callable[[Path], 
 
 def test_cells_of_a_csv_stay_as_they_are_written(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    path.write_text('prompt,answer,n\n1+1=,2,1\n2+2=,007,2\n"a, b?",None,\n')
+    path.write_text('prompt,answer,code,n\n1+1=,2,007,1\n2+2=,4,1.50,2\n"a, b?",None,1e5,\n')
     assert load_rows(str(path)) == [
-        {"prompt": "1+1=", "answer": "2", "n": "1"},
-        {"prompt": "2+2=", "answer": "007", "n": "2"},
-        {"prompt": "a, b?", "answer": "None", "n": ""},
+        {"prompt": "1+1=", "answer": "2", "code": "007", "n": "1"},
+        {"prompt": "2+2=", "answer": "4", "code": "1.50", "n": "2"},
+        {"prompt": "a, b?", "answer": "None", "code": "1e5", "n": ""},
     ]
 
 
