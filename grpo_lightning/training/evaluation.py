@@ -45,7 +45,7 @@ class GreedyEvaluator:
         self._sums = None
 
     @torch.no_grad()
-    def add(self, policy: nn.Module, batch: PromptBatch) -> None:
+    def add(self, policy: nn.Module, batch: PromptBatch, *, step: int = 0) -> None:
         """Answer one batch greedily and add its scores."""
         rollouts = self.engine.generate(
             policy,
@@ -61,6 +61,7 @@ class GreedyEvaluator:
             completions=decode_completions(self.tokenizer, rollouts, batch.prompts),
             columns=batch.columns,
             completion_ids=[row[:n] for row, n in zip(ids, lengths, strict=True)],
+            trainer_state={"global_step": step, "epoch": batch.epoch},
         )
         own = _sums_of(result.rewards_NK, rollouts.lengths_PG, rollouts.terminated_PG)
         self._sums = own if self._sums is None else self._sums + own

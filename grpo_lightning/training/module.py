@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from grpo_lightning import shipped
 from grpo_lightning.errors import ConfigError
@@ -355,7 +355,7 @@ class GRPOModule(L.LightningModule):
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Greedy answers to held-out prompts, scored."""
-        self.evaluator.add(self.policy, batch)
+        self.evaluator.add(self.policy, batch, step=self.global_step)
 
     def on_validation_epoch_end(self) -> None:
         """The scores over all ranks."""
@@ -424,8 +424,3 @@ def _sampling_config(settings: SamplingSettings, tokenizer: Any) -> SamplingConf
         eos_ids=(int(tokenizer.eos_token_id),),
         pad_id=int(tokenizer.pad_token_id),
     )
-
-
-def policy_of(module: GRPOModule) -> nn.Module:
-    """The trained model, for saving or merging."""
-    return module.policy
