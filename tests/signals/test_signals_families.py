@@ -48,6 +48,7 @@ CASES = [
     ("energy of the largest group", {"rewards": [[0.0, 1.0]] * 2, "advantages": [[1.0, -1.0], [2.0, -2.0]]}, {"advantage_top_group_share": 0.8}),
     ("advantages against rewards", {"rewards": [[0.0, 1.0, 2.0]], "advantages": [[-1.0, 1.0, 0.5]]}, {"reward_rank_agreement": 2 / 3}),
     ("a tie of advantages is disagreement", {"rewards": [[0.0, 1.0]], "advantages": [[0.5, 0.5]]}, {"reward_rank_agreement": 0.0}),
+    ("rounding in a dead group is no order", {"rewards": [[0.3, 0.3 + 1e-13], [0.0, 1.0]]}, {"reward_rank_agreement": 1.0, "dead_group_fraction": 0.5}),
     ("tokens with signal", {"rewards": [[0.0, 1.0], [1.0, 1.0]], "ids": [[[1], [2]], [[1, 2], [3]]]}, {"signal_token_fraction": 0.4}),
     # policy
     ("k1, k2, k3", {"rewards": [[0.0, 1.0]], "ids": [[[1], [2]]], **_tokens(logprobs=[[[0.0], [0.0]]], ref=[[[-LN2], [LN2]]])}, {"kl_k1": 0.0, "kl_k2": LN2**2 / 2, "kl": (0.5 - 1 + LN2 + 2 - 1 - LN2) / 2, "kl_max": 1 - LN2, "kl_clamped_fraction": 0.0}),
@@ -55,6 +56,8 @@ CASES = [
     ("entropy of completion tokens alone", {"rewards": [[0.0, 1.0]], "ids": [[[1], [2, 3]]], **_tokens(entropies=[[[1.0], [2.0, 3.0]]])}, {"entropy": 2.0, "entropy_p10": 1.2}),
     ("clipping by the sign of the advantage", OFF_POLICY, {"ratio_mean": 4.5 / 4, "ratio_max": 1.5, "clip_high_fraction": 0.25, "clip_low_fraction": 0.25}),
     ("a ratio for each sequence", OFF_POLICY | {"importance_level": "sequence"}, {"ratio_mean": (math.sqrt(1.5) + math.sqrt(0.75)) / 2, "clip_high_fraction": 0.5, "clip_low_fraction": 0.0}),
+    ("a broken ratio is in no share", {"rewards": [[0.0, 1.0]], "ids": [[[1, 2], [3]]], "advantages": [[1.0, 1.0]], **_tokens(logprobs=[[[NAN, 1.0], [0.0]]], old=0.0)}, {"clip_high_fraction": 0.5, "clip_low_fraction": 0.0, "ratio_mean": (math.e + 1) / 2}),
+    ("nor in the lower one", {"rewards": [[0.0, 1.0]], "ids": [[[1, 2], [3]]], "advantages": [[-1.0, -1.0]], **_tokens(logprobs=[[[NAN, -1.0], [0.0]]], old=0.0)}, {"clip_low_fraction": 0.5, "clip_high_fraction": 0.0}),
     ("on-policy", {"rewards": [[0.0, 1.0]]}, {"ratio_mean": 1.0, "ratio_max": 1.0, "clip_low_fraction": 0.0, "clip_high_fraction": 0.0, "rollout_mismatch_kl": 0.0}),
     ("sampler against trainer", {"rewards": [[0.0, 1.0]], "ids": [[[1], [2]]], **_tokens(sampler=[[[-0.5], [-2.0]]])}, {"rollout_mismatch_kl": -0.25, "rollout_mismatch_max": 1.0}),
     ("log-probs of right and wrong", {"rewards": [[0.9, 1.0]], "ids": [[[1, 2], [3]]], **_tokens(logprobs=[[[-1.0, -2.0], [-4.0]]])}, {"logprob_correct": -4.0, "logprob_wrong": -1.5}),
