@@ -49,7 +49,9 @@ class SamplingConfig:
             f"sampling.min_p is {self.min_p}: it is a share of the largest probability, so give a value in [0, 1]; "
             f"0 switches it off.",
         )
-        _require(self.pad_id >= 0, f"sampling.pad_id is {self.pad_id}: token ids start at 0; give the tokenizer's pad id.")
+        _require(
+            self.pad_id >= 0, f"sampling.pad_id is {self.pad_id}: token ids start at 0; give the tokenizer's pad id."
+        )
         _require(
             all(i >= 0 for i in self.eos_ids),
             f"sampling.eos_ids is {self.eos_ids}: token ids start at 0; give the tokenizer's EOS ids.",

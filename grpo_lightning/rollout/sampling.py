@@ -122,7 +122,9 @@ def _inverse_cdf(logits_NV: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]
     block_sums_NB = _block_sums(weights_NV)
     cumulative_NB = block_sums_NB.cumsum(-1)
     total_N1 = cumulative_NB[:, -1:]
-    target_N1 = torch.minimum(uniforms_N.unsqueeze(-1) * total_N1, torch.nextafter(total_N1, torch.zeros_like(total_N1)))
+    target_N1 = torch.minimum(
+        uniforms_N.unsqueeze(-1) * total_N1, torch.nextafter(total_N1, torch.zeros_like(total_N1))
+    )
     block_N1 = torch.searchsorted(cumulative_NB, target_N1, right=True).clamp_(max=cumulative_NB.shape[-1] - 1)
     before_N1 = cumulative_NB.gather(-1, block_N1) - block_sums_NB.gather(-1, block_N1)
     ids_N = _within_block(weights_NV, block_N1, target_N1 - before_N1)

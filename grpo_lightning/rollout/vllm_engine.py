@@ -80,11 +80,15 @@ class VLLMEngine:
 
 
 def _import_vllm() -> Any:
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # its model must live in this process to be loaded into
+    os.environ.setdefault(
+        "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
+    )  # its model must live in this process to be loaded into
     try:
         import vllm
     except ImportError as error:
-        raise ConfigError("engine: vllm needs vLLM: pip install 'grpo-lightning[vllm]', or set engine: transformers.") from error
+        raise ConfigError(
+            "engine: vllm needs vLLM: pip install 'grpo-lightning[vllm]', or set engine: transformers."
+        ) from error
     return vllm
 
 

@@ -22,9 +22,7 @@ class ConsoleSink:
         first_step: the step that a resumed run continues from.
     """
 
-    def __init__(
-        self, *, total_steps: int | None, first_step: int = 0, console: Console | None = None
-    ) -> None:
+    def __init__(self, *, total_steps: int | None, first_step: int = 0, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
         self._total = total_steps
         self._last_plain = float("-inf")

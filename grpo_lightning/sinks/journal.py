@@ -119,9 +119,7 @@ class Journal:
             ids = [row[0] for row in db.execute("SELECT id FROM alerts WHERE key = ?", (alert,))]
             if not ids:
                 known = [row[0] for row in db.execute("SELECT DISTINCT key FROM alerts ORDER BY id")]
-                raise UsageError(
-                    f"There is no alert {alert!r} in {self.path}; it has: {', '.join(known) or 'none'}."
-                )
+                raise UsageError(f"There is no alert {alert!r} in {self.path}; it has: {', '.join(known) or 'none'}.")
             db.executemany(
                 "INSERT OR REPLACE INTO acknowledgements (alert, time, cause, note) VALUES (?, ?, ?, ?)",
                 [(key, _now(time), cause, note) for key in ids],

@@ -59,9 +59,7 @@ def _open(path: Path) -> TextIO:
         cut = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
         stream = path.open("a", encoding="utf-8")
     except OSError as error:
-        raise UsageError(
-            f"Can't write JSON lines to {path}: {error.strerror}. Give a writable path."
-        ) from error
+        raise UsageError(f"Can't write JSON lines to {path}: {error.strerror}. Give a writable path.") from error
     if cut:
         stream.write("\n")
     return stream

@@ -24,9 +24,7 @@ _LIVE_STEP = f"""{_LIVE} AND NOT EXISTS (SELECT 1 FROM segments AS later JOIN st
 
 def segments(db: sqlite3.Connection) -> list[SegmentRow]:
     """All segments, oldest first."""
-    found = db.execute(
-        "SELECT segment, from_step, started, ended, status, reason FROM segments ORDER BY segment"
-    )
+    found = db.execute("SELECT segment, from_step, started, ended, status, reason FROM segments ORDER BY segment")
     names = ("segment", "from_step", "started", "ended", "status", "reason")
     return [SegmentRow(**dict(zip(names, row, strict=True))) for row in found]
 
@@ -59,12 +57,13 @@ def rows(
     db: sqlite3.Connection, run_id: str, *, after_step: int | None = None, all_segments: bool = False
 ) -> Iterator[StepRow]:
     """Rows in step order, oldest segment first within a step."""
-    names = _layouts(db)
     live = "1" if all_segments else _LIVE_STEP
     query = f"""SELECT segment, step, time, layout, data FROM steps AS row
                 WHERE step > ? AND {live} ORDER BY step, segment"""
-    for found in db.execute(query, (-(2**62) if after_step is None else after_step,)).fetchall():
-        yield _step_row(run_id, names, found)
+    found = db.execute(query, (-(2**62) if after_step is None else after_step,)).fetchall()
+    names = _layouts(db)  # after the rows: a writer adds a layout before the first row that has it
+    for row in found:
+        yield _step_row(run_id, names, row)
 
 
 def latest(db: sqlite3.Connection, run_id: str) -> StepRow | None:

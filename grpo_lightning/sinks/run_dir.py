@@ -36,9 +36,7 @@ class RunDirectory:
             raise UsageError(f"{run_id!r} can't name a run directory: use letters, digits, '-', '_' and '.'.")
         run = cls(Path(root).absolute() / run_id)
         if run.journal_path.exists():
-            raise UsageError(
-                f"The run directory {run.path} exists. Resume that run, or start one with a new id."
-            )
+            raise UsageError(f"The run directory {run.path} exists. Resume that run, or start one with a new id.")
         try:
             for folder in _FOLDERS:
                 (run.path / folder).mkdir(parents=True, exist_ok=True)

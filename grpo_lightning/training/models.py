@@ -44,7 +44,9 @@ def _from_pretrained(path: str, *, gguf_file: str | None, dtype: torch.dtype, sh
     except (OSError, ValueError) as error:
         where = "a folder with config.json and weights" if Path(path).exists() else "an existing folder or a hub name"
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model {shown!r} can't be loaded ({reason}): give {where} of a causal language model.") from error
+        raise ConfigError(
+            f"model {shown!r} can't be loaded ({reason}): give {where} of a causal language model."
+        ) from error
     return model
 
 

@@ -409,7 +409,9 @@ def _check_counts(
         if value < 1:
             raise ConfigError(f"model.{name} is {value}: give at least 1.")
     if micro_batch_groups is not None and micro_batch_groups < 1:
-        raise ConfigError(f"model.micro_batch_groups is {micro_batch_groups}: give at least 1, or null for no splitting.")
+        raise ConfigError(
+            f"model.micro_batch_groups is {micro_batch_groups}: give at least 1, or null for no splitting."
+        )
     if not rewards:
         raise ConfigError("model.rewards is empty: name at least one reward function.")
 

@@ -85,7 +85,9 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         _require(self.lr > 0, f"optimizer.lr is {self.lr}: the learning rate must be above 0.")
-        _require(len(self.betas) == 2, f"optimizer.betas is {self.betas}: AdamW takes two values, such as [0.9, 0.999].")
+        _require(
+            len(self.betas) == 2, f"optimizer.betas is {self.betas}: AdamW takes two values, such as [0.9, 0.999]."
+        )
         _require(
             self.max_grad_norm is None or self.max_grad_norm > 0,
             f"optimizer.max_grad_norm is {self.max_grad_norm}: give a norm above 0, or null for no clipping.",

@@ -105,7 +105,14 @@ class Collector:
     scoring_groups: int | None  # groups scored at once without gradient; None: all
 
     def collect(
-        self, policy: nn.Module, reference: Reference | None, batch: PromptBatch, *, kl_coef: float, keep_old: bool, step: int
+        self,
+        policy: nn.Module,
+        reference: Reference | None,
+        batch: PromptBatch,
+        *,
+        kl_coef: float,
+        keep_old: bool,
+        step: int,
     ) -> RolloutWindow:
         """Everything that the updates on `batch` need. `keep_old`: several updates follow."""
         started = perf_counter()
@@ -145,7 +152,9 @@ class Collector:
     def sample(self, policy: nn.Module, batch: PromptBatch) -> Rollouts:
         """G completions for each prompt; each rollout's seed depends on run seed, row, epoch and its place in the group."""
         seeds_PG = rollout_seeds(self.seed, batch.row_ids_P, batch.epoch, self.group_size)
-        return self.engine.generate(policy, batch, group_size=self.group_size, sampling=self.sampling, seeds_PG=seeds_PG)
+        return self.engine.generate(
+            policy, batch, group_size=self.group_size, sampling=self.sampling, seeds_PG=seeds_PG
+        )
 
     def _score_rewards(self, rollouts: Rollouts, batch: PromptBatch, step: int) -> RewardResult:
         repeat = self.group_size
@@ -173,9 +182,11 @@ class Collector:
     def _in_chunks(self, model: nn.Module, rollouts: Rollouts) -> Tensor:
         groups = torch.arange(len(rollouts.prompt_ids_PS), device=rollouts.prompt_ids_PS.device)
         chunks: tuple[Tensor, ...] = groups.split(self.scoring_groups or len(groups))
-        score: Callable[[Rollouts], Tensor] = lambda part: score_completions(  # noqa: E731
-            model, part, temperature=self.sampling.temperature, with_entropy=False
-        ).logprobs
+        score: Callable[[Rollouts], Tensor] = lambda part: (
+            score_completions(  # noqa: E731
+                model, part, temperature=self.sampling.temperature, with_entropy=False
+            ).logprobs
+        )
         return torch.cat([score(rollouts.select(chunk)) for chunk in chunks])
 
     def _total(

@@ -96,7 +96,13 @@ def test_a_continued_run_is_the_same_run(files: Path, here: Path, mlflow_store: 
     assert main(["fit", "--ckpt_path", last, "--trainer.max_steps", "5", "--model.optimizer.lr", "0.002"]) == 0
     assert only_run(here) == run
     with sqlite3.connect(run / "journal.sqlite") as db:
-        assert list(db.execute("SELECT segment, step FROM steps ORDER BY 1, 2")) == [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5)]
+        assert list(db.execute("SELECT segment, step FROM steps ORDER BY 1, 2")) == [
+            (1, 1),
+            (1, 2),
+            (1, 3),
+            (2, 4),
+            (2, 5),
+        ]
 
     from mlflow import MlflowClient
 

@@ -33,9 +33,7 @@ def step(number: int, segment: int = 1, time: float | None = None, **values: flo
 
 
 def event(kind, number: int = 1, segment: int = 1, name: str = "low_std", **payload) -> EventRow:
-    return EventRow(
-        run_id="r", segment=segment, step=number, time=float(number), kind=kind, name=name, payload=payload
-    )
+    return EventRow(run_id="r", segment=segment, step=number, time=float(number), kind=kind, name=name, payload=payload)
 
 
 def write(journal: Journal, *numbers: int, segment: int = 1, scale: float = 1.0) -> None:
@@ -346,9 +344,7 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path):
             "not a journal or is damaged",
             id="garbage",
         ),
-        pytest.param(
-            lambda path: sqlite3.connect(path).execute("CREATE TABLE t (x)"), "not a journal", id="foreign"
-        ),
+        pytest.param(lambda path: sqlite3.connect(path).execute("CREATE TABLE t (x)"), "not a journal", id="foreign"),
         pytest.param(lambda path: path.mkdir(), "must exist and be writable", id="folder"),
     ],
 )

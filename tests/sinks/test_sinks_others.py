@@ -42,9 +42,7 @@ def test_lines_are_strict_json(tmp_path):
     sink = JsonLines(tmp_path / "deep" / "log.jsonl")
     sink.write_step(step(1, kl=0.5, a=math.nan, b=math.inf, c=-math.inf))
     payload = {"value": math.nan, "rows": [1, math.inf]}
-    sink.write_event(
-        EventRow(run_id="r", segment=1, step=2, time=2.0, kind="alert", name="low", payload=payload)
-    )
+    sink.write_event(EventRow(run_id="r", segment=1, step=2, time=2.0, kind="alert", name="low", payload=payload))
     sink.close()
 
     def refuse(constant: str):
@@ -252,9 +250,7 @@ def test_a_run_directory_has_its_places(tmp_path):
     made = RunDirectory.create(tmp_path / "runs", "abc")
     opened = RunDirectory.open(tmp_path / "runs" / "abc")
     assert made == opened
-    assert sorted(
-        path.name for path in made.path.iterdir() if path.suffix not in {".sqlite-shm", ".sqlite-wal"}
-    ) == [
+    assert sorted(path.name for path in made.path.iterdir() if path.suffix not in {".sqlite-shm", ".sqlite-wal"}) == [
         "checkpoints",
         "eval",
         "evidence",

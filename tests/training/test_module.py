@@ -119,7 +119,10 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     resumed = module(model_path, **changes)
     seen = Records()
     trainer(tmp_path / "b", 8, [seen]).fit(
-        resumed, datamodule=data(model_path, prompts), ckpt_path=str(tmp_path / "b" / f"step={stop}.ckpt"), weights_only=True
+        resumed,
+        datamodule=data(model_path, prompts),
+        ckpt_path=str(tmp_path / "b" / f"step={stop}.ckpt"),
+        weights_only=True,
     )
     assert [r.step for r in seen.all] == list(range(stop + 1, 9))
     assert same(weights(whole), weights(resumed))
@@ -195,7 +198,9 @@ def test_reading_the_number_of_steps_keeps_the_position_of_the_data(
     trainer(tmp_path / "b", 2, [saver]).fit(module(model_path, **settings), datamodule=data(model_path, prompts))
     after = Records()
     trainer(tmp_path / "b", 5, [after]).fit(
-        module(model_path, **settings), datamodule=data(model_path, prompts), ckpt_path=str(tmp_path / "b" / "step=2.ckpt")
+        module(model_path, **settings),
+        datamodule=data(model_path, prompts),
+        ckpt_path=str(tmp_path / "b" / "step=2.ckpt"),
     )
     assert [r.row_ids_P.tolist() for r in after.all] == [r.row_ids_P.tolist() for r in seen.all[2:]]
 

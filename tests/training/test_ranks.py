@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.tiny import make_tiny_model, write_prompts
 
-SCRIPT = '''
+SCRIPT = """
 import sys, torch, lightning as L
 from pathlib import Path
 from grpo_lightning.objective import LossConfig
@@ -44,7 +44,7 @@ trainer = L.Trainer(
 trainer.fit(module, datamodule=PromptDataModule(prompts, model=model, prompts_per_step=5))
 if trainer.is_global_zero:
     torch.save(module.policy.state_dict(), Path(out) / "weights.pt")
-'''
+"""
 
 
 def train(tmp_path: Path, model: Path, prompts: Path, devices: int, loss: str, scale: str) -> Path:
