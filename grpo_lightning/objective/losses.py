@@ -217,9 +217,8 @@ def policy_loss(
     policy = _aggregate(token_loss_PGL, mask_PGL, totals, config.loss, live_only=excluded)
     loss, kl, entropy = policy, policy.new_zeros(()), policy.new_zeros(())
     if ref_logprobs_PGL is not None:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and kl_coef != 0):
-            kl_PGL = _token_kl(logprobs_PGL, torch.where(mask_PGL, ref_logprobs_PGL, 0.0), ratio, config)
-            kl = _aggregate(kl_PGL, mask_PGL, totals, config.loss, live_only=False)
+        kl_PGL = _token_kl(logprobs_PGL, torch.where(mask_PGL, ref_logprobs_PGL, 0.0), ratio, config)
+        kl = _aggregate(kl_PGL, mask_PGL, totals, config.loss, live_only=False)
         loss = loss + kl_coef * kl if kl_coef else loss
     if entropies_PGL is not None:
         entropy = _aggregate(entropies_PGL, mask_PGL, totals, "dapo", live_only=False)

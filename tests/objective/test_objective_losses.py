@@ -14,6 +14,7 @@ from torch import Tensor
 
 from grpo_lightning.errors import ConfigError
 from grpo_lightning.objective import (
+    DEAD,
     LIVE,
     LossConfig,
     LossParts,
@@ -40,7 +41,7 @@ def tensors(seed: int = 0, *, dead: bool = False) -> dict[str, Tensor]:
     status = torch.full((P,), LIVE)
     if dead:
         advantages[1] = 0.0
-        status[1] = 1
+        status[1] = DEAD
     return {
         "new": new,
         "old": new + 0.5 * torch.randn(P, G, L, generator=generator),
@@ -201,17 +202,25 @@ def test_groups_without_signal_change_nothing_for_the_others(loss: str, group_si
     assert gradient[1:].abs().max().item() == 0.0
 
 
-def test_dead_groups_still_pull_towards_the_reference() -> None:
-    gradient = ours(tensors(dead=True), LossConfig(loss="dapo"), 0.04)[1]
-    assert gradient[1].abs().max() > 0
-    assert ours(tensors(dead=True), LossConfig(loss="dapo"), 0.0)[1][1].abs().max() == 0
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("dead", [[1], [0, 1, 2]], ids=["one dead group", "all dead"])
+def test_dead_groups_still_pull_towards_the_reference(loss: str, dead: list[int]) -> None:
+    """With KL in the loss only, and as much as live ones: the KL's own gradient, over all loss tokens."""
+    t, config = tensors(), LossConfig(loss=loss)  # type: ignore[arg-type]
+    t["advantages"][dead], t["status"][dead] = 0.0, DEAD
+    assert ours(t, config, 0.0)[1][dead].abs().max() == 0
+    live = t | {"status": torch.full((P,), LIVE), "advantages": torch.zeros(P, G)}
+    torch.testing.assert_close(ours(t, config, 0.04)[1][dead], ours(live, config, 0.04)[1][dead])
+    assert ours(t, config, 0.04)[1][dead].abs().max() > 0
+    with_dead, without = (parts_of(x, config, ref_logprobs_PGL=t["ref"]).kl_loss for x in (t, live))
+    torch.testing.assert_close(with_dead, without)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_batch_without_signal_has_a_loss_of_exactly_0(loss: str) -> None:
     t = tensors()
     t["advantages"] = torch.zeros(P, G)
-    t["status"] = torch.ones(P, dtype=torch.int64)
+    t["status"] = torch.full((P,), DEAD)
     value, gradient = ours(t, LossConfig(loss=loss), 0.0)  # type: ignore[arg-type]
     assert value.item() == 0.0
     assert gradient.abs().max().item() == 0.0
