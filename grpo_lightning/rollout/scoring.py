@@ -120,7 +120,12 @@ def _full(model: nn.Module, rollouts: Rollouts, temperature: float, with_entropy
     wide_NS = rollouts.prompt_mask_PS.repeat_interleave(group_size, dim=0)
     mask = torch.cat([wide_NS, torch.ones_like(ids_NL, dtype=torch.bool)], dim=1)
     logits = _logits(
-        model, keep=length + 1, input_ids=row_ids, attention_mask=mask.long(), position_ids=position_ids(mask), use_cache=False
+        model,
+        keep=length + 1,
+        input_ids=row_ids,
+        attention_mask=mask.long(),
+        position_ids=position_ids(mask),
+        use_cache=False,
     )
     scores = score_tokens(logits[:, :-1], ids_NL, temperature=temperature, with_entropy=with_entropy)
     shape = rollouts.completion_ids_PGL.shape

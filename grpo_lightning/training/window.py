@@ -5,7 +5,6 @@ A window lasts for all the updates made on one batch of rollouts (`num_iteration
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import Any
@@ -182,11 +181,10 @@ class Collector:
     def _in_chunks(self, model: nn.Module, rollouts: Rollouts) -> Tensor:
         groups = torch.arange(len(rollouts.prompt_ids_PS), device=rollouts.prompt_ids_PS.device)
         chunks: tuple[Tensor, ...] = groups.split(self.scoring_groups or len(groups))
-        score: Callable[[Rollouts], Tensor] = lambda part: (
-            score_completions(  # noqa: E731
-                model, part, temperature=self.sampling.temperature, with_entropy=False
-            ).logprobs
-        )
+
+        def score(part: Rollouts) -> Tensor:
+            return score_completions(model, part, temperature=self.sampling.temperature, with_entropy=False).logprobs
+
         return torch.cat([score(rollouts.select(chunk)) for chunk in chunks])
 
     def _total(

@@ -38,7 +38,9 @@ MODELS = {
     "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**BASE)),
     "gemma3": lambda: transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**HEADS, sliding_window=48)),
     "gpt2": lambda: transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=41, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=1)
+        transformers.GPT2Config(
+            vocab_size=41, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=1
+        )
     ),
 }
 
@@ -201,7 +203,9 @@ class FakeLLM:
         while len(tokens) < params.max_tokens and not (tokens and tokens[-1] in params.stop_token_ids):
             logits = self.inner(input_ids=torch.tensor([ids + tokens])).logits[0, -1]
             scaled = (logits / (params.temperature or 1.0)).log_softmax(-1)
-            token = int(scaled.argmax() if not params.temperature else torch.multinomial(scaled.exp(), 1, generator=generator))
+            token = int(
+                scaled.argmax() if not params.temperature else torch.multinomial(scaled.exp(), 1, generator=generator)
+            )
             tokens.append(token)
             logprobs.append({token: SimpleNamespace(logprob=float(scaled[token]))})
         return SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(tokens), logprobs=logprobs)])
