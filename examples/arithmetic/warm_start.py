@@ -8,7 +8,7 @@ with the operands of a sum swapped.
 
     python examples/arithmetic/warm_start.py --out /tmp/arithmetic
 
-About three minutes, on one thread so that the machine's cores don't change the sums: the same seed and torch version
+About four minutes, on one thread so that the machine's cores don't change the sums: the same seed and torch version
 give the same bytes on the same kind of CPU.
 """
 
