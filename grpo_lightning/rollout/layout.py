@@ -1,11 +1,8 @@
-"""Where a group's tokens lie in one packed row, and what each of them may see.
+"""Where a group's tokens lie in one packed row, and what each of them may see, as a mask for the model's own attention.
 
 A packed row holds a prompt once and the completions of its group behind it, so that every layer reads the prompt once
-for all G of them. A completion token sees the prompt and its own completion only; position ids go on from the prompt in
-each completion. Two orders of the same tokens:
-
-* by completion (scoring):  prompt | c0t0 c0t1 … | c1t0 c1t1 … | …
-* by token (sampling):      prompt | c0t0 c1t0 … | c0t1 c1t1 … | …   each step appends G keys
+for all G of them:  prompt | c0t0 c0t1 … | c1t0 c1t1 … | …  A completion token sees the prompt and its own completion
+only; position ids go on from the prompt in each completion.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["additive", "decode_mask", "position_ids", "scoring_mask"]
+__all__ = ["additive", "position_ids", "scoring_mask"]
 
 
 def position_ids(prompt_mask_PS: Tensor) -> Tensor:
@@ -31,19 +28,12 @@ def scoring_mask(prompt_mask_PS: Tensor, group_size: int, length: int) -> Tensor
     seen_PQQ[:, :prompt_length, :prompt_length] = causal_SS & prompt_mask_PS.unsqueeze(1)
     seen_PQQ[:, prompt_length:, :prompt_length] = prompt_mask_PS.unsqueeze(1)
     causal_LL = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    own = torch.block_diag(*[causal_LL] * group_size) if length else causal_LL
-    seen_PQQ[:, prompt_length:, prompt_length:] = own.bool()
+    own_GG = torch.eye(group_size, dtype=torch.bool, device=device)
+    own = torch.kron(own_GG, causal_LL)
+    seen_PQQ[:, prompt_length:, prompt_length:] = own
     diagonal = torch.arange(prompt_length, device=device)
     seen_PQQ[:, diagonal, diagonal] = True
     return seen_PQQ.unsqueeze(1)
-
-
-def decode_mask(prompt_mask_PS: Tensor, group_size: int, length: int) -> Tensor:
-    """What a step's G queries see of keys packed by token, bool [P, 1, G, S+G·L]; a step uses its first columns."""
-    own_GK = torch.eye(group_size, dtype=torch.bool, device=prompt_mask_PS.device).repeat(1, length)
-    prompts = prompt_mask_PS.shape[0]
-    prefix_PGS = prompt_mask_PS.unsqueeze(1).expand(-1, group_size, -1)
-    return torch.cat([prefix_PGS, own_GK.unsqueeze(0).expand(prompts, -1, -1)], dim=-1).unsqueeze(1)
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:

@@ -134,7 +134,7 @@ def _inverse_cdf(logits_NV: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]
 def _block_sums(weights_NV: Tensor) -> Tensor:
     vocabulary = weights_NV.shape[-1]
     whole = vocabulary - vocabulary % _BLOCK
-    sums_NB = weights_NV[:, :whole].unflatten(-1, (-1, _BLOCK)).sum(-1) if whole else weights_NV[:, :0]
+    sums_NB = weights_NV[:, :whole].reshape(len(weights_NV), -1, _BLOCK).sum(-1) if whole else weights_NV[:, :0]
     if whole == vocabulary:
         return sums_NB
     return torch.cat([sums_NB, weights_NV[:, whole:].sum(-1, keepdim=True)], dim=-1)

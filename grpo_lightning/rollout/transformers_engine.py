@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from grpo_lightning.errors import ConfigError
 from grpo_lightning.objective.batch import PromptBatch, Rollouts
-from grpo_lightning.rollout.check import shared_prefix_works
-from grpo_lightning.rollout.decoding import Decoder, choose_decoder
+from grpo_lightning.rollout.causal_lm import evaluation_mode, text_config
+from grpo_lightning.rollout.check import works
+from grpo_lightning.rollout.decoding import DECODERS, Decoder
 from grpo_lightning.rollout.engine import SamplingConfig
 from grpo_lightning.rollout.sampling import TokenSampler
 
@@ -37,18 +38,24 @@ class TransformersEngine:
     ) -> Rollouts:
         """G completions for each prompt, right-padded to the longest; see `RolloutEngine`."""
         _check_context(model, prompts, sampling)
-        training = model.training
-        model.eval()
-        try:
-            if shared_prefix_works(model, prompts.ids_PS.shape[1] + sampling.max_new_tokens):
-                decoder_type = choose_decoder(prompts.ids_PS.shape[1], group_size, sampling.max_new_tokens)
-                decoder = decoder_type(model, prompts.ids_PS, prompts.mask_PS, group_size, sampling.max_new_tokens)
-                ids, logprobs = _decode(decoder, sampling, seeds_PG)
+        with evaluation_mode(model):
+            decoder = _decoder(model, prompts, group_size, sampling)
+            if decoder is not None:
+                with decoder.active():
+                    ids, logprobs = _decode(decoder, sampling, seeds_PG)
             else:
                 ids, logprobs = _generate_by_transformers(model, prompts, group_size, sampling, seeds_PG)
-        finally:
-            model.train(training)
         return as_rollouts(prompts, ids, logprobs, sampling)
+
+
+def _decoder(model: nn.Module, prompts: PromptBatch, group_size: int, sampling: SamplingConfig) -> Decoder | None:
+    """The fastest decoder that this model was found equal on; None when there is none."""
+    width = max(int(prompts.mask_PS.sum(-1).max()), 1)  # columns that are padding in every row are left out
+    for trial, decoder_type in DECODERS.items():
+        if works(model, trial, width + sampling.max_new_tokens):
+            ids_PS, mask_PS = prompts.ids_PS[:, -width:], prompts.mask_PS[:, -width:]
+            return decoder_type(model, ids_PS, mask_PS, group_size, sampling.max_new_tokens)
+    return None
 
 
 def _decode(decoder: Decoder, sampling: SamplingConfig, seeds_PG: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,8 +97,7 @@ def as_rollouts(prompts: PromptBatch, ids_PGT: Tensor, logprobs_PGT: Tensor, sam
 
 
 def _check_context(model: nn.Module, prompts: PromptBatch, sampling: SamplingConfig) -> None:
-    config: Any = model.config
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limit = getattr(text_config(model), "max_position_embeddings", None)
     longest = int(prompts.mask_PS.sum(-1).max())
     if limit is not None and longest + sampling.max_new_tokens > limit:
         raise ConfigError(
