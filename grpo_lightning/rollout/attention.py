@@ -129,7 +129,8 @@ class _Prefix:
     def __init__(self, mask_PS: Tensor) -> None:
         self.width = mask_PS.shape[1]
         self.padded = not bool(mask_PS.all())
-        self.mask_PS = mask_PS if self.padded else mask_PS[:1]
+        self.own_mask_PS = mask_PS
+        self.mask_PS = mask_PS if self.padded else mask_PS[:1]  # one row stands for all
         self._masks: dict[Any, Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> list[Tensor]:
@@ -231,13 +232,36 @@ class DecodePlan:
             return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return self._split(query, key, value, call) if self.split else self._joint(query, key, value, call)
 
+    def keep(self, groups_M: Tensor, members_MG: Tensor) -> None:
+        """Go on with some groups, and in each with as many of its completions."""
+        for layer, states in self._states.items():
+            self._states[layer] = tuple(self._kept(buffer, groups_M, members_MG) for buffer in states)
+        self._group_size = members_MG.shape[1]
+        self._prefix = _Prefix(self._prefix.own_mask_PS[groups_M])
+        self._masks.clear()
+
+    def _kept(self, buffer: Tensor, groups_M: Tensor, members_MG: Tensor) -> Tensor:
+        width, done = self._prefix.width, (self.step + 1) * self._group_size
+        chosen = buffer[groups_M]
+        if self.split:  # a prompt's [P, J, S, D], or its completions' [P, J, G, L, D]
+            return chosen if chosen.dim() == 4 else _gathered(chosen, members_MG)
+        own = chosen[:, :, width : width + done]
+        by_member = own.reshape(*own.shape[:2], self.step + 1, self._group_size, own.shape[-1]).transpose(2, 3)
+        own = _gathered(by_member, members_MG).transpose(2, 3).flatten(2, 3)
+        return self._with_room(torch.cat([chosen[:, :, :width], own], dim=2), members_MG.shape[1])
+
     def _buffers(self, states: Tensor) -> tuple[Tensor, ...]:
-        prompts, heads, width, size = states.shape
-        if self.split:
-            return states, states.new_empty(prompts, heads, self._group_size, self._length, size)
-        buffer = states.new_empty(prompts, heads, width + self._length * self._group_size, size)
-        buffer[:, :, :width] = states
-        return (buffer,)
+        if not self.split:
+            return (self._with_room(states, self._group_size),)
+        prompts, heads, _, size = states.shape
+        return states, states.new_empty(prompts, heads, self._group_size, self._length, size)
+
+    def _with_room(self, states: Tensor, group_size: int) -> Tensor:
+        """The same keys or values in a buffer with room for all steps of `group_size` completions."""
+        prompts, heads, filled, size = states.shape
+        buffer = states.new_empty(prompts, heads, self._prefix.width + self._length * group_size, size)
+        buffer[:, :, :filled] = states
+        return buffer
 
     def _joint(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall) -> Tensor:
         keys, values = self._states[call.layer]
@@ -303,6 +327,11 @@ class DecodePlan:
             seen = torch.cat([prefix_PS, own_L.expand(len(prefix_PS), -1)], dim=-1)
             self._masks[name] = _additive(seen, dtype)[:, None, None, None, :]
         return self._masks[name]
+
+
+def _gathered(states_MJGTD: Tensor, members_MG: Tensor) -> Tensor:
+    """Some of each group's completions."""
+    return torch.stack([states[:, members] for states, members in zip(states_MJGTD, members_MG, strict=True)])
 
 
 class _WindowProbe:

@@ -52,6 +52,10 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         wide[:, :, : self._filled] = filled.repeat_interleave(times, dim=0)
         return wide
 
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Go on with some of the rows."""
+        self.keys, self.values = self.keys[indices], self.values[indices]
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys that a query of this length sees."""
         return self._filled + query_length, 0

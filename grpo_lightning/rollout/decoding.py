@@ -61,6 +61,10 @@ class Decoder:
         """Append token `t` of each completion; logits of the next, [P, G, V]."""
         raise NotImplementedError
 
+    def keep(self, groups_M: Tensor, members_MG: Tensor) -> None:
+        """Go on with some groups, and in each with as many of its completions, after a step."""
+        raise NotImplementedError
+
 
 class PlanDecoder(Decoder):
     """One row a group, attention by a plan."""
@@ -85,6 +89,11 @@ class PlanDecoder(Decoder):
         self._plan.step = t
         logits: Tensor = self.model(input_ids=ids_PG, position_ids=self._next_PG + t, use_cache=False).logits
         return logits
+
+    def keep(self, groups_M: Tensor, members_MG: Tensor) -> None:
+        """Go on with some groups, and in each with as many of its completions, after a step."""
+        self._plan.keep(groups_M, members_MG)
+        self._next_PG = self._next_PG[groups_M, : members_MG.shape[1]]
 
 
 class CacheDecoder(Decoder):
@@ -115,7 +124,14 @@ class CacheDecoder(Decoder):
             position_ids=self._next_N1 + t,
             **self._extra,
         ).logits
-        return logits[:, -1].view(self.prompts, self.group_size, -1)
+        return logits[:, -1].view(*ids_PG.shape, -1)
+
+    def keep(self, groups_M: Tensor, members_MG: Tensor) -> None:
+        """Go on with some groups, and in each with as many of its completions, after a step."""
+        rows_N = (groups_M[:, None] * self.group_size + members_MG).flatten()
+        self.cache.batch_select_indices(rows_N)
+        self._mask, self._next_N1 = self._mask[rows_N], self._next_N1[rows_N]
+        self.group_size = members_MG.shape[1]
 
 
 DecoderName = Literal["plan_decoding", "cache_decoding"]

@@ -60,22 +60,44 @@ def _decoder(model: nn.Module, prompts: PromptBatch, group_size: int, sampling: 
 
 def _decode(decoder: Decoder, sampling: SamplingConfig, seeds_PG: Tensor) -> tuple[Tensor, Tensor]:
     """Token by token until all have ended or the limit; ids and log-probs [P, G, T]."""
-    shape, sampler = seeds_PG.shape, TokenSampler(sampling, seeds_PG.reshape(-1))
-    eos = torch.tensor(sampling.eos_ids, dtype=torch.int64, device=seeds_PG.device)
-    ended_PG = torch.zeros(shape, dtype=torch.bool, device=seeds_PG.device)
-    ids: list[Tensor] = []
-    logprobs: list[Tensor] = []
+    count, limit, device = seeds_PG.numel(), sampling.max_new_tokens, seeds_PG.device
+    sampler = TokenSampler(sampling, seeds_PG.reshape(-1))
+    eos = torch.tensor(sampling.eos_ids, dtype=torch.int64, device=device)
+    ids_TN = torch.full((limit, count), sampling.pad_id, dtype=torch.int64, device=device)
+    logprobs_TN = torch.zeros(limit, count, device=device)
+    rows_PG = torch.arange(count, device=device).view(seeds_PG.shape)  # the rollouts that are still sampled
+    ended_PG = torch.zeros_like(rows_PG, dtype=torch.bool)
     logits_PGV = decoder.start()
-    for t in range(sampling.max_new_tokens):
-        ids_N, logprobs_N = sampler.draw(logits_PGV.reshape(shape.numel(), -1), t)
-        ids.append(ids_N.view(shape))
-        logprobs.append(logprobs_N.view(shape))
-        ended_PG = ended_PG | torch.isin(ids[-1], eos)
-        last = t + 1 == sampling.max_new_tokens
-        if last or (t % _ENDED_CHECK_EVERY == 0 and bool(ended_PG.all())):
+    for t in range(limit):
+        drawn_N, logprobs_N = sampler.draw(logits_PGV.flatten(0, 1), t)
+        ids_TN[t, rows_PG.flatten()] = drawn_N
+        logprobs_TN[t, rows_PG.flatten()] = logprobs_N
+        drawn_PG = drawn_N.view(rows_PG.shape)
+        ended_PG = ended_PG | torch.isin(drawn_PG, eos)
+        if t + 1 == limit:
             break
-        logits_PGV = decoder.step(ids[-1], t)
-    return torch.stack(ids, dim=-1), torch.stack(logprobs, dim=-1)
+        look = t % _ENDED_CHECK_EVERY == 0
+        if look and bool(ended_PG.all()):
+            break
+        logits_PGV = decoder.step(drawn_PG, t)
+        if look and (kept := _kept_rows(ended_PG)) is not None:
+            groups_M, members_MG = kept
+            decoder.keep(groups_M, members_MG)
+            sampler.keep((groups_M[:, None] * rows_PG.shape[1] + members_MG).flatten())
+            pick = groups_M[:, None], members_MG
+            rows_PG, ended_PG, logits_PGV = rows_PG[pick], ended_PG[pick], logits_PGV[pick]
+    shape = (t + 1, *seeds_PG.shape)
+    return ids_TN[: t + 1].view(shape).movedim(0, -1), logprobs_TN[: t + 1].view(shape).movedim(0, -1)
+
+
+def _kept_rows(ended_PG: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Groups with rollouts that go on, and these first in each group, when they fit half the rows; else None."""
+    going_P = (~ended_PG).sum(-1)
+    groups_M = going_P.nonzero().squeeze(-1)
+    members = int(going_P.max())
+    if 2 * len(groups_M) * members > ended_PG.numel():
+        return None
+    return groups_M, ended_PG[groups_M].long().argsort(dim=-1, stable=True)[:, :members]
 
 
 def as_rollouts(prompts: PromptBatch, ids_PGT: Tensor, logprobs_PGT: Tensor, sampling: SamplingConfig) -> Rollouts:

@@ -364,3 +364,20 @@ def test_half_precision_agrees_within_its_rounding(autocast: bool) -> None:
         with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
             assert choose_way(model, rollouts) == "packed", sharing_report(model)
             torch.testing.assert_close(score_completions(model, rollouts).logprobs, want, atol=0.05, rtol=0.0)
+
+
+def test_a_way_with_right_log_probs_and_wrong_gradients_is_found_out() -> None:
+    """A model that cuts the gradient of the prompt's tokens where positions do not simply count up, as in packed rows."""
+    model = built("llama")
+    embed = model.model.embed_tokens
+
+    def cut(_module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        packed = inputs[0].shape[1] > 6 + 4  # the check's longest plain sequence: 7 tokens and 4 less the last
+        return output.detach() if packed else output
+
+    embed.register_forward_hook(cut)
+    report = sharing_report(model)
+    assert report["packed"] == "gradients of packed rows differ from full passes"
+    assert report["masked"] == "gradients of masked rows differ from full passes"
+    assert report["cached"] == ""
+    assert choose_way(model, rollouts_of([7, 3], 2, 4)) == "cached"
