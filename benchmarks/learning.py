@@ -18,6 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
@@ -66,6 +67,12 @@ class Curve:
     def seconds_to(self, goal: float) -> float | None:
         """Training seconds until the first evaluation that reaches `goal`."""
         return next((p.seconds for p in self.points if p.accuracy >= goal), None)
+
+    @property
+    def step_seconds(self) -> float:
+        """Median over the stretches between evaluations: the number to read on a busy machine."""
+        times = [0.0, *(p.seconds for p in self.points)]
+        return median((end - begin) / self.every for begin, end in pairwise(times))
 
 
 def exact(completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -207,7 +214,10 @@ def print_seeds(curves: dict[str, list[Curve]]) -> None:
         for seed, curve in enumerate(runs):
             reached = curve.seconds_to(GOAL)
             shown = f"{reached:.1f} s" if reached is not None else "never"
-            print(f"{name:<5} seed {seed}: final {curve.points[-1].accuracy:.3f}, {GOAL} after {shown}")
+            print(
+                f"{name:<5} seed {seed}: final {curve.points[-1].accuracy:.3f}, {GOAL} after {shown}, "
+                f"{curve.step_seconds:.3f} s a step"
+            )
 
 
 def summary(curves: dict[str, list[Curve]]) -> dict[str, float | None]:
