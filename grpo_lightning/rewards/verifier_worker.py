@@ -158,6 +158,7 @@ def main() -> None:
     pipe, requests = _private_stdout(), sys.stdin.buffer
     _limit_memory()
     while header := requests.read(8):
+        # written by our own parent into a pipe of its own; what goes back is text
         line = answer(*pickle.loads(requests.read(int.from_bytes(header, "little"))))
         pipe.write(line.encode(errors="replace") + b"\n")
         pipe.flush()

@@ -7,6 +7,7 @@ registered attention.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from grpo_lightning.rollout.layout import additive, position_ids
 __all__ = ["DECODERS", "CacheDecoder", "Decoder", "DecoderName", "PlanDecoder"]
 
 
-class Decoder:
+class Decoder(ABC):
     """Reads prompts, then one token for each rollout at a time.
 
     Args:
@@ -53,17 +54,17 @@ class Decoder:
         """What `start` and `step` are called inside of."""
         return nullcontext()
 
+    @abstractmethod
     def start(self) -> Tensor:
         """Read the prompts; logits of the first tokens, [P, G, V]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, ids_PG: Tensor, t: int) -> Tensor:
         """Append token `t` of each completion; logits of the next, [P, G, V]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keep(self, groups_M: Tensor, members_MG: Tensor) -> None:
         """Go on with some groups, and in each with as many of its completions, after a step."""
-        raise NotImplementedError
 
 
 class PlanDecoder(Decoder):

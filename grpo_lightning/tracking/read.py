@@ -57,8 +57,8 @@ def resolve_run(
 def ui_command(tracking_uri: str) -> str:
     """What to type to open MLflow's UI; a server is its own UI, so its address.
 
-    >>> ui_command("sqlite:////work/mlflow.db")
-    'mlflow ui --backend-store-uri sqlite:////work/mlflow.db'
+    >>> ui_command("sqlite:////data/mlflow.db")
+    'mlflow ui --backend-store-uri sqlite:////data/mlflow.db'
     """
     shown = redact_text(tracking_uri)
     if urlsplit(tracking_uri).scheme in {"http", "https"}:

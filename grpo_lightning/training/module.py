@@ -27,7 +27,7 @@ from grpo_lightning.errors import ConfigError
 from grpo_lightning.objective import AdaptiveKLController, LossConfig, LossTotals, policy_loss
 from grpo_lightning.objective.batch import PromptBatch, StepRecord
 from grpo_lightning.rewards import RewardRunner, RewardSpec
-from grpo_lightning.rollout import RolloutEngine, SamplingConfig, make_engine, score_completions
+from grpo_lightning.rollout import RolloutEngine, make_engine, score_completions
 from grpo_lightning.training import ranks, rng
 from grpo_lightning.training.evaluation import Evaluation, GreedyEvaluator
 from grpo_lightning.training.models import Reference, load_policy
@@ -38,6 +38,7 @@ from grpo_lightning.training.settings import (
     LoraSettings,
     OptimizerSettings,
     SamplingSettings,
+    check_counts,
 )
 from grpo_lightning.training.tokenizer import load_tokenizer
 from grpo_lightning.training.window import Collector, RolloutWindow
@@ -88,7 +89,7 @@ class GRPOModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        _check_counts(group_size, num_iterations, num_minibatches, micro_batch_groups, rewards)
+        check_counts(group_size, num_iterations, num_minibatches, micro_batch_groups, rewards)
         self.group_size, self.num_iterations, self.num_minibatches = group_size, num_iterations, num_minibatches
         self.micro_batch_groups, self.seed = micro_batch_groups, seed
         self.loss_config, self.kl, self.optimizer_settings = loss, kl, optimizer
@@ -100,7 +101,7 @@ class GRPOModule(L.LightningModule):
         self._reference: Reference | None = None
         self.kl_controller = AdaptiveKLController(kl.coef, bound=kl.adaptive_bound)
         self.engine: RolloutEngine = make_engine(engine, self.policy, model=model)
-        config = _sampling_config(sampling, self.tokenizer)
+        config = sampling.for_tokenizer(self.tokenizer)
         self.collector = Collector(
             engine=self.engine,
             sampling=config,
@@ -202,6 +203,7 @@ class GRPOModule(L.LightningModule):
         logprobs_PGL = torch.cat([s[1] for s in scored]) if scored else window.loss_mask_PGL[groups].float()
         entropies_PGL = torch.cat([s[2] for s in scored]) if scored else None
         old, ref = window.old_logprobs_PGL, window.ref_logprobs_PGL
+        clip_low, clip_high = self.loss_config.clip_margins
         now = perf_counter()
         return StepRecord(
             step=self.global_step,
@@ -222,8 +224,8 @@ class GRPOModule(L.LightningModule):
             policy_loss=policy_loss_,
             kl_loss=kl_loss_ if self.kl.use == "loss" else None,
             kl_coef=window.kl_coef if self.kl.use in ("loss", "reward") else None,
-            clip_low=self.loss_config.clip_low,
-            clip_high=self.loss_config.clip_high,
+            clip_low=clip_low,
+            clip_high=clip_high,
             importance_level=self.loss_config.importance_level,
             grad_norm=norm,
             grad_norm_clipped=clipped,
@@ -396,33 +398,3 @@ class GRPOModule(L.LightningModule):
         self.window = RolloutWindow.from_state(own["window"], self.device) if own["window"] else None
         self.updates_done = own["updates_done"]
         self._restored_rng = own["rng"]
-
-
-def _check_counts(
-    group_size: int, num_iterations: int, num_minibatches: int, micro_batch_groups: int | None, rewards: list[Any]
-) -> None:
-    if group_size < 2:
-        raise ConfigError(
-            f"model.group_size is {group_size}: an advantage compares completions of one prompt, so give at least 2."
-        )
-    for name, value in (("num_iterations", num_iterations), ("num_minibatches", num_minibatches)):
-        if value < 1:
-            raise ConfigError(f"model.{name} is {value}: give at least 1.")
-    if micro_batch_groups is not None and micro_batch_groups < 1:
-        raise ConfigError(
-            f"model.micro_batch_groups is {micro_batch_groups}: give at least 1, or null for no splitting."
-        )
-    if not rewards:
-        raise ConfigError("model.rewards is empty: name at least one reward function.")
-
-
-def _sampling_config(settings: SamplingSettings, tokenizer: Any) -> SamplingConfig:
-    return SamplingConfig(
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
-        min_p=settings.min_p,
-        max_new_tokens=settings.max_new_tokens,
-        eos_ids=(int(tokenizer.eos_token_id),),
-        pad_id=int(tokenizer.pad_token_id),
-    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from grpo_lightning.errors import ConfigError
+from grpo_lightning.rollout import SamplingConfig
 
-__all__ = ["AdvantageSettings", "KLSettings", "LoraSettings", "OptimizerSettings", "SamplingSettings"]
+__all__ = ["AdvantageSettings", "KLSettings", "LoraSettings", "OptimizerSettings", "SamplingSettings", "check_counts"]
 
 
 def _require(holds: bool, message: str) -> None:
@@ -24,6 +25,12 @@ class SamplingSettings:
     top_k: int = 0  # 0: off
     min_p: float = 0.0
     max_new_tokens: int = 64
+
+    def for_tokenizer(self, tokenizer: Any) -> SamplingConfig:
+        """What an engine takes, with the tokenizer's end and padding."""
+        return SamplingConfig(
+            **asdict(self), eos_ids=(int(tokenizer.eos_token_id),), pad_id=int(tokenizer.pad_token_id)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,3 +99,22 @@ class OptimizerSettings:
             self.max_grad_norm is None or self.max_grad_norm > 0,
             f"optimizer.max_grad_norm is {self.max_grad_norm}: give a norm above 0, or null for no clipping.",
         )
+
+
+def check_counts(
+    group_size: int, num_iterations: int, num_minibatches: int, micro_batch_groups: int | None, rewards: list[Any]
+) -> None:
+    """Raise where GRPOModule's counts can't hold."""
+    if group_size < 2:
+        raise ConfigError(
+            f"model.group_size is {group_size}: an advantage compares completions of one prompt, so give at least 2."
+        )
+    for name, value in (("num_iterations", num_iterations), ("num_minibatches", num_minibatches)):
+        if value < 1:
+            raise ConfigError(f"model.{name} is {value}: give at least 1.")
+    if micro_batch_groups is not None and micro_batch_groups < 1:
+        raise ConfigError(
+            f"model.micro_batch_groups is {micro_batch_groups}: give at least 1, or null for no splitting."
+        )
+    if not rewards:
+        raise ConfigError("model.rewards is empty: name at least one reward function.")

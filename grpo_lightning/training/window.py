@@ -17,8 +17,8 @@ from grpo_lightning.objective import (
     combine_rewards,
     group_advantages,
     loss_mask,
+    penalised_rewards,
     reward_moments,
-    sequence_kl,
     soft_overlong_penalty,
 )
 from grpo_lightning.objective.batch import PromptBatch, Rollouts
@@ -199,7 +199,7 @@ class Collector:
         if self.kl.use == "reward":
             if old is None or ref is None:
                 raise ConfigError("kl.use is 'reward' but no reference was scored: keep a reference, or use: loss.")
-            total_PG = total_PG - kl_coef * sequence_kl(old, ref, rollouts.completion_mask_PGL).to(total_PG)
+            total_PG = penalised_rewards(total_PG, old, ref, rollouts.completion_mask_PGL, coef=kl_coef)
         return total_PG
 
     def _advantages(self, rewards_PG: Tensor) -> Any:

@@ -202,7 +202,7 @@ def test_one_distribution_seen_twice_is_no_duplicate(monkeypatch):
         ("hf_abcdefghijklmnopqrstuvwx", "***"),
         ("AKIAABCDEFGHIJKLMNOP!", "***!"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY----- tail", "*** tail"),
-        ("sqlite:////work/mlflow.db", "sqlite:////work/mlflow.db"),
+        ("sqlite:////data/mlflow.db", "sqlite:////data/mlflow.db"),
         ("mail ada@example.org", "mail ada@example.org"),
         ("http://h/users/@ada", "http://h/users/@ada"),
     ],

@@ -238,3 +238,11 @@ def test_batch_scaling_and_kl_in_the_reward_train(tmp_path: Path, model_path: Pa
     trainer(tmp_path, 4, [seen]).fit(m, datamodule=data(model_path, prompts))
     assert all(torch.isfinite(torch.tensor(r.loss)) for r in seen.all)
     assert seen.all[-1].kl_coef > 0.1
+
+
+def test_the_record_says_where_the_loss_really_clips(tmp_path: Path, model_path: Path, prompts: Path) -> None:
+    """cispo clips weights above cispo_max and never below: the signals must not count clips that don't happen."""
+    seen = Records()
+    m = module(model_path, loss=LossConfig(loss="cispo", cispo_max=5.0))
+    trainer(tmp_path, 1, [seen]).fit(m, datamodule=data(model_path, prompts))
+    assert (seen.all[0].clip_low, seen.all[0].clip_high) == (1.0, 4.0)
