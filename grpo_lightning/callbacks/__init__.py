@@ -5,10 +5,18 @@ from __future__ import annotations
 import lightning as L
 
 from grpo_lightning.callbacks.checkpoint import RunCheckpoint
-from grpo_lightning.callbacks.recorder import RunRecorder
-from grpo_lightning.callbacks.settings import CheckpointSettings, RunSettings
+from grpo_lightning.callbacks.recorder import RunRecorder, StepListener
+from grpo_lightning.callbacks.settings import CheckpointSettings, ProbeSettings, RunSettings
 
-__all__ = ["CheckpointSettings", "RunCheckpoint", "RunRecorder", "RunSettings", "run_callbacks"]
+__all__ = [
+    "CheckpointSettings",
+    "ProbeSettings",
+    "RunCheckpoint",
+    "RunRecorder",
+    "RunSettings",
+    "StepListener",
+    "run_callbacks",
+]
 
 
 def run_callbacks(

@@ -1,6 +1,6 @@
 """Records a run: the run directory, its journal, and MLflow, which is filled from the journal in the background.
 
-The hooks gather, call `signals.measure` / `signals.finish`, and write. A resumed run continues its own MLflow run and
+The hooks gather, have `StepMonitor` make numbers of it, and write. A resumed run continues its own MLflow run and
 journal in a new segment.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
@@ -18,57 +18,82 @@ import yaml
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grpo_lightning import signals
+from grpo_lightning.callbacks.monitor import StepMonitor, holds_shards
+from grpo_lightning.callbacks.session import Session
 from grpo_lightning.callbacks.settings import RunSettings
+from grpo_lightning.callbacks.sinks import check_sinks, open_sinks
 from grpo_lightning.callbacks.summary import say_summary
 from grpo_lightning.errors import RunPaused
 from grpo_lightning.objective.batch import StepRecord
-from grpo_lightning.sinks import EventRow, Journal, RunDirectory, StepRow
+from grpo_lightning.sinks import EventRow, RunDirectory, SegmentStatus, StepRow
 from grpo_lightning.sinks.console import ConsoleSink
 from grpo_lightning.sinks.redact import redact_text
 from grpo_lightning.tracking import MetricPump, MLflowRun
 from grpo_lightning.training import ranks
 
-__all__ = ["RunRecorder"]
+__all__ = ["RunRecorder", "StepListener"]
+
+StepListener = Callable[[StepRow, StepRecord], None]
 
 _STATE_KEY = "grpo_run"
-_FLUSH_SECONDS = 60.0
-
-
-@dataclass(kw_only=True)
-class _Open:
-    """What the main rank holds while a run is recorded."""
-
-    directory: RunDirectory
-    journal: Journal
-    console: ConsoleSink
-    segment: int
-    mlflow: MLflowRun | None
-    pump: MetricPump | None
 
 
 class RunRecorder(L.Callback):
-    """Writes every step and evaluation to the journal first, then to MLflow and the terminal.
+    """Writes every step and evaluation to the journal first, then to the sinks, MLflow and the terminal.
 
     Args:
         settings: the run's name, description, experiment and folder.
         config_yaml: the resolved settings, stored with the run.
         resume_from: the checkpoint that training continues from; its run is continued.
+
+    Attributes:
+        listeners: called on the main rank with each step's row, once it is recorded, and this rank's record.
     """
 
     def __init__(
         self, settings: RunSettings | None = None, *, config_yaml: str = "", resume_from: str | None = None
     ) -> None:
         self.settings = settings or RunSettings()
+        check_sinks(self.settings.sinks)
+        self.listeners: list[StepListener] = []
+        self.run_id: str | None = None
+        self.checkpoint_dir: Path | None = None
         self._config_yaml = config_yaml
         self._resume_from = resume_from
-        self.run_id: str | None = None
         self._resumed_root: str | None = None
         self._resume_step = 0
-        self._open: _Open | None = None
+        self._open: Session | None = None
         self._lock: Any = None
+        self._monitor = StepMonitor()
         self._values: dict[str, float] = {}
         self._evaluation: dict[str, float] = {}
-        self.checkpoint_dir: Path | None = None
+
+    # ---- for other callbacks
+
+    @property
+    def directory(self) -> RunDirectory | None:
+        """The run directory, on the main rank while the run is recorded."""
+        return self._open.directory if self._open else None
+
+    @property
+    def segment(self) -> int:
+        """The run's part between two (re)starts, counted from 1; 0 where nothing is recorded."""
+        return self._open.segment if self._open else 0
+
+    def write_event(self, row: EventRow) -> None:
+        """Record an event: journal, sinks, MLflow, terminal. Does nothing on other ranks than the main one."""
+        if self._open is not None:
+            self._open.write_event(row)
+
+    def say(self, text: str) -> None:
+        """A line on the terminal."""
+        if self._open is not None:
+            self._open.console.say(text)
+
+    def in_mlflow(self, action: Callable[[MLflowRun], object], what: str) -> None:
+        """Have `action` done to the MLflow run in the background, in order; nothing where there is none."""
+        if self._open is not None:
+            self._open.in_mlflow(action, what)
 
     # ---- life
 
@@ -95,24 +120,22 @@ class RunRecorder(L.Callback):
         name = mlflow.name if mlflow else self.settings.name or known.get("name") or run_id
         description = self.settings.description or known.get("description", "")
         journal.set_meta(name=name, description=description, **_where(mlflow))
+        console = ConsoleSink(total_steps=trainer.max_steps if trainer.max_steps > 0 else None, first_step=from_step)
+        self._open = Session(directory=directory, journal=journal, console=console, segment=segment)
         if mlflow is None and self.settings.mlflow:
             mlflow = MLflowRun.resume(
                 run_id,
                 segment=segment,
                 from_step=from_step,
-                config=yaml.safe_load(self._config_yaml) if self._config_yaml else None,
+                config=self._config,
                 recorded_uri=known.get("tracking_uri"),
             )
-        pump = None
         if mlflow is not None:
-            run, where = mlflow, str(directory.path)
-            pump = MetricPump(journal, mlflow, page_of=signals.page_of)
-            pump.start()
-            pump.submit(lambda: run.set_tags({"grpo.run_dir": where}), "the run directory")
-        console = ConsoleSink(total_steps=trainer.max_steps if trainer.max_steps > 0 else None, first_step=from_step)
-        self._open = _Open(
-            directory=directory, journal=journal, console=console, segment=segment, mlflow=mlflow, pump=pump
-        )
+            self._open.mlflow = mlflow
+            self._open.pump = MetricPump(journal, mlflow, page_of=signals.page_of).start()
+            where = str(directory.path)
+            self._open.in_mlflow(lambda run: run.set_tags({"grpo.run_dir": where}), "the run directory")
+        self._open.sinks = open_sinks(self.settings.sinks, run_id=run_id, run_name=name, description=description)
         console.say(
             f"run {name} ({run_id}) in {directory.path}" + (f", continued at step {from_step}" if resumed else "")
         )
@@ -128,9 +151,13 @@ class RunRecorder(L.Callback):
             experiment=self.settings.experiment,
             name=self.settings.name,
             description=self.settings.description,
-            config=yaml.safe_load(self._config_yaml) if self._config_yaml else None,
+            config=self._config,
         )
         return mlflow, mlflow.run_id, False
+
+    @property
+    def _config(self) -> Any:
+        return yaml.safe_load(self._config_yaml) if self._config_yaml else None
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The run is finished."""
@@ -140,23 +167,18 @@ class RunRecorder(L.Callback):
         """The run ended otherwise; its record says how."""
         killed = isinstance(exception, KeyboardInterrupt | SIGTERMException | SystemExit)
         paused = isinstance(exception, RunPaused)
-        status = "paused" if paused else "killed" if killed else "failed"
+        status: SegmentStatus = "paused" if paused else "killed" if killed else "failed"
         self._finish(status, f"{type(exception).__name__}: {exception}"[:2000])
 
-    def _finish(self, status: Any, reason: str) -> None:
+    def _finish(self, status: SegmentStatus, reason: str) -> None:
         opened, self._open = self._open, None
         if opened is None:
             return
-        opened.console.close()
-        opened.journal.end_segment(status, reason=reason)
-        if opened.pump is not None and opened.mlflow is not None:
-            run = opened.mlflow
-            opened.pump.submit(lambda: run.set_status(status, reason=reason))
-            opened.pump.close(timeout=_FLUSH_SECONDS)
+        opened.close(status, reason)
         say_summary(
             opened.console,
             status=status,
-            directory=opened.directory.path,
+            directory=opened.path,
             mlflow=opened.mlflow,
             values=self._values,
             evaluation=self._evaluation,
@@ -166,6 +188,11 @@ class RunRecorder(L.Callback):
 
     # ---- steps
 
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        """Remember the weights, for the size of the update; a skipped update does not come here."""
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        self._monitor.before_update(trained, sharded=holds_shards(trainer.strategy, trained))
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -173,22 +200,18 @@ class RunRecorder(L.Callback):
         record: StepRecord | None = getattr(pl_module, "last_record", None)
         if record is None:
             return
-        started = perf_counter()
-        own = signals.measure(record)
-        packs = ranks.all_gather_tensor(own.pack().to(pl_module.device))
-        if self._open is None:
-            return
-        values = signals.finish(packs, own, record)
-        values["monitor_seconds"] = perf_counter() - started
-        self._values = values
-        self._write_step(self._open, record.step, values)
+        joined = self._monitor.measure(record, pl_module.device, main=self._open is not None)
+        if joined is not None and self._open is not None:
+            started = perf_counter()
+            self._write_step(self._open, record, joined.values)
+            self._monitor.spend(started)
 
-    def _write_step(self, opened: _Open, step: int, values: dict[str, float]) -> None:
-        row = StepRow(run_id=self.run_id or "", segment=opened.segment, step=step, time=time(), values=values)
-        opened.journal.write_step(row)
-        if opened.pump is not None:
-            opened.pump.notify()
-        opened.console.step(step, values)
+    def _write_step(self, opened: Session, record: StepRecord, values: dict[str, float]) -> None:
+        self._values = values
+        row = StepRow(run_id=self.run_id or "", segment=opened.segment, step=record.step, time=time(), values=values)
+        opened.write_step(row)
+        for listener in self.listeners:
+            listener(row, record)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the evaluation that the module has just finished."""
@@ -205,19 +228,17 @@ class RunRecorder(L.Callback):
             name="val",
             payload=evaluation.values,
         )
-        self._open.journal.write_event(row)
-        if self._open.pump is not None:
-            self._open.pump.notify()
-        self._open.console.evaluation(trainer.global_step, evaluation.values)
+        self.write_event(row)
 
     # ---- checkpoints
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """The run that this checkpoint belongs to; the journal is on the disk before the checkpoint is."""
-        checkpoint[_STATE_KEY] = {"run_id": self.run_id, "root": str(Path(self.settings.dir).absolute())}
+        """The run that this checkpoint belongs to and what its signals remember; the journal is on the disk before."""
+        root = str(Path(self.settings.dir).absolute())
         if self._open is not None:
             self._open.journal.sync()
-            checkpoint[_STATE_KEY]["root"] = str(self._open.directory.path.parent)
+            root = str(self._open.path.parent)
+        checkpoint[_STATE_KEY] = {"run_id": self.run_id, "root": root, "monitor": self._monitor.state_dict()}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Continue the run that the checkpoint belongs to, where its directory is."""
@@ -227,6 +248,8 @@ class RunRecorder(L.Callback):
         self.run_id = state["run_id"]
         self._resumed_root = self._root_of(state)
         self._resume_step = int(checkpoint["global_step"])
+        if "monitor" in state:
+            self._monitor.load_state_dict(state["monitor"])
 
     def _root_of(self, state: dict[str, Any]) -> str:
         """The folder of run directories: beside the checkpoint when it was moved, else as recorded."""
@@ -238,9 +261,7 @@ class RunRecorder(L.Callback):
 
     def announce_checkpoint(self, path: Path) -> None:
         """Tell MLflow where a checkpoint lies."""
-        if self._open is not None and self._open.pump is not None and self._open.mlflow is not None:
-            run = self._open.mlflow
-            self._open.pump.submit(lambda: run.log_reference(path))
+        self.in_mlflow(lambda run: run.log_reference(path), "the checkpoint's place")
 
     def health(self) -> dict[str, Any]:
         """The judgement so far, in plain types: what lies beside a checkpoint."""

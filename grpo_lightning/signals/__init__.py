@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING, Any
 from grpo_lightning.signals.catalogue import CATALOGUE, Signal, page_of, signal
 
 if TYPE_CHECKING:
-    from grpo_lightning.signals.measuring import advantage_histogram, finish, measure, source_mix
+    from grpo_lightning.signals.measuring import Joined, finish, join, measure
     from grpo_lightning.signals.temporal import TemporalState
     from grpo_lightning.signals.update_norm import UpdateNorm, UpdateSize
 
 __all__ = [
     "CATALOGUE",
+    "Joined",
     "Signal",
     "TemporalState",
     "UpdateNorm",
     "UpdateSize",
-    "advantage_histogram",
     "finish",
+    "join",
     "measure",
     "page_of",
     "signal",
-    "source_mix",
 ]
 
 _HOMES = {
+    "Joined": "measuring",
     "TemporalState": "temporal",
     "UpdateNorm": "update_norm",
     "UpdateSize": "update_norm",
-    "advantage_histogram": "measuring",
     "finish": "measuring",
+    "join": "measuring",
     "measure": "measuring",
-    "source_mix": "measuring",
 }
 
 

@@ -8,6 +8,7 @@ Quantiles are up to 1/32 off, and the same whatever the split (see `sketch`). No
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,20 +23,39 @@ from grpo_lightning.signals import (
     responses,
     reward_structure,
 )
-from grpo_lightning.signals.partials import Partials, merge
+from grpo_lightning.signals.partials import Merged, Partials, merge
+from grpo_lightning.signals.update_norm import UpdateSize
 from grpo_lightning.signals.view import StepView, view
 
-__all__ = ["advantage_histogram", "finish", "measure", "source_mix"]
+__all__ = ["Joined", "finish", "join", "measure"]
 
 _FAMILIES = (overview, reward_structure, policy, responses, optimizer)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    """A step over all ranks."""
+
+    values: dict[str, float]  # the step's signals
+    merged: Merged
+
+    @property
+    def sources(self) -> list[float]:
+        """Prompts by source (hashed into bins), for `TemporalState.update`; all 0 without sources."""
+        return [float(n) for n in self.merged.vectors["sources"].tolist()]
+
+    def histogram(self, edges: Sequence[float]) -> list[float]:
+        """Advantages between ascending `edges`; those beyond count at the ends."""
+        return self.merged.sketch("advantage").histogram(edges)
+
+
 @torch.inference_mode()
-def measure(record: StepRecord, *, tail: float = advantage_shape.TAIL) -> Partials:
+def measure(record: StepRecord, *, update: UpdateSize | None = None, tail: float = advantage_shape.TAIL) -> Partials:
     """This rank's partials; their layout depends on the configuration alone, also for a rank without groups.
 
     Args:
         record: the step on this rank.
+        update: the size of its update, where that was measured.
         tail: advantages beyond it count in `advantage_tail_fraction`.
     """
     v = view(record)
@@ -45,11 +65,17 @@ def measure(record: StepRecord, *, tail: float = advantage_shape.TAIL) -> Partia
     data_fingerprint.collect(p, v)
     for family in _FAMILIES:
         family.collect(p, v)
+    optimizer.collect_update(p, update)
     return p
 
 
 def finish(packs: Sequence[Tensor], own: Partials, record: StepRecord) -> dict[str, float]:
-    """The step's signals from every rank's packed partials.
+    """The step's signals from every rank's packed partials; see `join`."""
+    return join(packs, own, record).values
+
+
+def join(packs: Sequence[Tensor], own: Partials, record: StepRecord) -> Joined:
+    """The step over all ranks, from every rank's packed partials.
 
     `own` and `record` are any rank's: they give the layout and what is one number for all ranks.
     """
@@ -60,17 +86,7 @@ def finish(packs: Sequence[Tensor], own: Partials, record: StepRecord) -> dict[s
     found = advantage_shape.derive(merged, record) | data_fingerprint.derive(merged, record, by_rank)
     for family in _FAMILIES:
         found |= family.derive(merged, record)
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def advantage_histogram(packs: Sequence[Tensor], own: Partials, edges: Sequence[float]) -> list[float]:
-    """Advantages of all ranks between ascending `edges`; those beyond count at the ends."""
-    return merge(packs, own.layout()).sketch("advantage").histogram(edges)
-
-
-def source_mix(packs: Sequence[Tensor], own: Partials) -> list[float]:
-    """Prompts of all ranks by source (hashed into bins), for `TemporalState.update`; all 0 without sources."""
-    return [float(n) for n in merge(packs, own.layout()).vectors["sources"].tolist()]
+    return Joined(values={name: value for name, value in found.items() if value is not None}, merged=merged)
 
 
 def _of_rollouts_and_groups(p: Partials, v: StepView) -> None:

@@ -8,9 +8,10 @@ import torch
 
 from grpo_lightning.objective import StepRecord
 from grpo_lightning.signals.partials import Merged, Partials, finite
+from grpo_lightning.signals.update_norm import UpdateSize
 from grpo_lightning.signals.view import StepView
 
-__all__ = ["collect", "derive"]
+__all__ = ["collect", "collect_update", "derive"]
 
 _PREFIX = "nonfinite_count_"
 
@@ -22,6 +23,13 @@ def collect(p: Partials, v: StepView) -> None:
     p.ratio(f"{_PREFIX}advantages", (~finite(v.advantages_PG)).sum(), v.rollouts)
 
 
+def collect_update(p: Partials, update: UpdateSize | None) -> None:
+    """Squared norms of the update and the weights; ranks that hold parts of the weights add up, copies are averaged."""
+    size = update or UpdateSize(update_squares=0.0, weight_squares=0.0, share=0.0)
+    p.ratio("update_squares", size.update_squares, size.share)
+    p.ratio("weight_squares", size.weight_squares, size.share)
+
+
 def derive(m: Merged, record: StepRecord) -> dict[str, float | None]:
     """The family's signals; None where not measured."""
     out: dict[str, float | None] = {
@@ -31,7 +39,16 @@ def derive(m: Merged, record: StepRecord) -> dict[str, float | None]:
         f"{_PREFIX}loss": float(not math.isfinite(record.loss)),
         f"{_PREFIX}grad_norm": float(not math.isfinite(record.grad_norm)),
     }
+    out |= _update_size(m)
     sources = [n.removesuffix("/total") for n in m.sums if n.startswith(_PREFIX) and n.endswith("/total")]
     out |= {n: m.sums[f"{n}/total"] for n in sources if m.sums[f"{n}/count"]}
     out["nonfinite_count"] = sum(v for n, v in out.items() if n.startswith(_PREFIX) and v is not None)
     return out
+
+
+def _update_size(m: Merged) -> dict[str, float | None]:
+    update, weight = m.ratio("update_squares"), m.ratio("weight_squares")
+    if update is None or weight is None:
+        return {}
+    size = UpdateSize(update_squares=update, weight_squares=weight)
+    return {"update_norm": size.update_norm, "update_to_weight": size.update_to_weight}

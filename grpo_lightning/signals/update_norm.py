@@ -20,10 +20,11 @@ __all__ = ["UpdateNorm", "UpdateSize"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateSize:
-    """Squared norms, which ranks that hold shards of the weights may add up."""
+    """Squared norms, which ranks that hold shards of the weights add up."""
 
     update_squares: float
     weight_squares: float  # of the weights before the update
+    share: float = 1.0  # of the weights that this rank holds: 1 for a whole copy, 1 / ranks for a shard
 
     @property
     def update_norm(self) -> float:
@@ -32,7 +33,7 @@ class UpdateSize:
 
     @property
     def update_to_weight(self) -> float | None:
-        """The change over the weights; None where all weights are 0."""
+        """The change over the weights; None where all weights are 0, or none were looked at."""
         return math.sqrt(self.update_squares / self.weight_squares) if self.weight_squares else None
 
     def values(self) -> dict[str, float]:
@@ -42,7 +43,7 @@ class UpdateSize:
 
 
 class UpdateNorm:
-    """Compares trained weights before and after an update; holds one copy of what it compares.
+    """Compares trained weights before and after an update; holds one float32 copy of what it compares.
 
     Args:
         exact_up_to: trained weights up to which all are compared.
@@ -54,35 +55,43 @@ class UpdateNorm:
         self._exact_up_to, self._sample_size, self._seed = exact_up_to, sample_size, seed
         self._places: list[Tensor | None] | None = None
         self._before: list[Tensor] = []
+        self._scales: list[float] = []  # size / compared, of each tensor
+        self._weights: list[Tensor] = []  # norms before the update
 
     @torch.no_grad()
     def before(self, parameters: Iterable[Tensor]) -> None:
         """Remember the weights."""
-        trained = [p for p in parameters if p.requires_grad]
+        trained = _trained(parameters)
         if self._places is None or len(self._places) != len(trained):
             self._places = self._choose(trained)
-            self._before = [_taken(p, at).clone() for p, at in zip(trained, self._places, strict=True)]
+            self._before = [_room(p, at) for p, at in zip(trained, self._places, strict=True)]
+            self._scales = [p.numel() / kept.numel() for p, kept in zip(trained, self._before, strict=True)]
+        if not trained:
             return
-        for kept, p, at in zip(self._before, trained, self._places, strict=True):
-            kept.copy_(_taken(p, at))
+        torch._foreach_copy_(self._before, _taken(trained, self._places))
+        self._weights = list(torch._foreach_norm(self._before))
 
     @torch.no_grad()
-    def after(self, parameters: Iterable[Tensor]) -> UpdateSize:
-        """The size of the change since `before`, with one device-to-host copy."""
-        trained = [p for p in parameters if p.requires_grad]
+    def after(self, parameters: Iterable[Tensor], *, share: float = 1.0) -> UpdateSize:
+        """The size of the change since `before`, with one device-to-host copy. Forgets what was remembered."""
+        trained = _trained(parameters)
         if self._places is None or len(self._places) != len(trained):
             raise UsageError(
                 f"{len(trained)} trained tensors after the update, {len(self._before)} before: give before() the same ones."
             )
-        squares = [
-            _squares(kept, _taken(p, at), p.numel())
-            for kept, p, at in zip(self._before, trained, self._places, strict=True)
-            if kept.numel()
-        ]
-        if not squares:
-            return UpdateSize(update_squares=0.0, weight_squares=0.0)
-        update, weight = torch.stack([s.to(squares[0].device) for s in squares]).sum(0).tolist()
-        return UpdateSize(update_squares=update, weight_squares=weight)
+        if not trained:
+            return UpdateSize(update_squares=0.0, weight_squares=0.0, share=share)
+        torch._foreach_sub_(self._before, _taken(trained, self._places))
+        norms = [*torch._foreach_norm(self._before), *self._weights]
+        squares = torch.stack([n.to(norms[0].device, torch.float64) for n in norms]).square().tolist()
+        return UpdateSize(
+            update_squares=self._scaled(squares[: len(trained)]),
+            weight_squares=self._scaled(squares[len(trained) :]),
+            share=share,
+        )
+
+    def _scaled(self, squares: list[float]) -> float:
+        return sum(scale * square for scale, square in zip(self._scales, squares, strict=True))
 
     def _choose(self, trained: list[Tensor]) -> list[Tensor | None]:
         """Coordinates of each tensor; None for all of them."""
@@ -98,15 +107,19 @@ class UpdateNorm:
         return places
 
 
-def _taken(parameter: Tensor, places: Tensor | None) -> Tensor:
-    """The weights to compare, flat."""
-    flat = parameter.detach().reshape(-1)
-    return flat if places is None else flat[places]
+def _trained(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """What this rank holds of the trained weights, without empty tensors."""
+    local = [p.to_local() if hasattr(p, "to_local") else p for p in parameters if p.requires_grad]
+    return [p.detach() for p in local if p.numel()]
 
 
-def _squares(before: Tensor, after: Tensor, size: int) -> Tensor:
-    """Squared norms of the change and of the weights before, of the whole tensor of `size`, float64 [2]."""
-    before = before.float()
-    change = torch.linalg.vector_norm(after.float() - before, dtype=torch.float64)
-    weight = torch.linalg.vector_norm(before, dtype=torch.float64)
-    return torch.stack([change, weight]).square() * (size / before.numel())
+def _room(parameter: Tensor, places: Tensor | None) -> Tensor:
+    """An empty copy of what is compared, at least float32."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    shape = parameter.shape if places is None else places.shape
+    return torch.empty(shape, dtype=dtype, device=parameter.device)
+
+
+def _taken(trained: list[Tensor], places: list[Tensor | None]) -> list[Tensor]:
+    """The weights to compare."""
+    return [p if at is None else p.reshape(-1)[at] for p, at in zip(trained, places, strict=True)]

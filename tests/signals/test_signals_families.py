@@ -11,7 +11,7 @@ import torch
 from signal_records import INF, NAN, make_record, of_groups, signals_of
 
 from grpo_lightning.objective import group_advantages
-from grpo_lightning.signals import advantage_histogram, measure, source_mix
+from grpo_lightning.signals import Joined, UpdateSize, join, measure
 
 HALF = math.sqrt(0.5)  # sample std of [0, 1]
 LN2 = math.log(2.0)
@@ -178,16 +178,34 @@ def test_the_slowest_rank_counts() -> None:
     assert (values["step_seconds"], values["tokens_per_second"]) == (2.0, 8.0)
 
 
+def _joined(*records: Any) -> Joined:
+    parts = [measure(record) for record in records]
+    return join([part.pack() for part in parts], parts[0], records[0])
+
+
 def test_the_histogram_counts_every_advantage() -> None:
     record = make_record([[0.0, 1.0]] * 2, advantages=[[-9.0, -0.5], [0.25, 2.5]])
-    part = measure(record)
-    assert advantage_histogram([part.pack()] * 2, part, [-3.0, -1.0, 0.0, 1.0, 3.0]) == [2.0, 2.0, 2.0, 2.0]
+    assert _joined(record, record).histogram([-3.0, -1.0, 0.0, 1.0, 3.0]) == [2.0, 2.0, 2.0, 2.0]
 
 
 def test_sources_are_counted_over_ranks() -> None:
     record = make_record([[0.0, 1.0]] * 3, sources=["math", "code", "math"])
-    part = measure(record)
-    counts = source_mix([part.pack()] * 2, part)
-    assert sorted(n for n in counts if n) == [2.0, 4.0]
-    plain = measure(make_record([[0.0, 1.0]]))
-    assert sum(source_mix([plain.pack()], plain)) == 0.0
+    assert sorted(n for n in _joined(record, record).sources if n) == [2.0, 4.0]
+    assert sum(_joined(make_record([[0.0, 1.0]])).sources) == 0.0
+
+
+UPDATES = {
+    "copies are one": ([(9.0, 25.0, 1.0)] * 3, {"update_norm": 3.0, "update_to_weight": 0.6}),
+    "shards add up": ([(9.0, 16.0, 0.5), (16.0, 84.0, 0.5)], {"update_norm": 5.0, "update_to_weight": 0.5}),
+    "a skipped update is 0": ([(0.0, 0.0, 1.0)], {"update_norm": 0.0}),
+    "not measured is absent": ([None], {}),
+}
+
+
+@pytest.mark.parametrize(("sizes", "expected"), UPDATES.values(), ids=UPDATES.keys())
+def test_the_size_of_the_update_over_ranks(sizes: Any, expected: dict[str, float]) -> None:
+    record = make_record([[0.0, 1.0]])
+    made = [s and UpdateSize(update_squares=s[0], weight_squares=s[1], share=s[2]) for s in sizes]
+    parts = [measure(record, update=size) for size in made]
+    values = join([part.pack() for part in parts], parts[0], record).values
+    assert {n: v for n, v in values.items() if n.startswith("update_")} == pytest.approx(expected)
