@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -41,9 +43,11 @@ class StepMonitor:
         started = perf_counter()
         own = signals.measure(record, update=self._update_size(record))
         packs = ranks.all_gather_tensor(own.pack().to(device))
+        metrics = ranks.all_gather_object(record.reward_metrics) if record.new_rollouts else []
         if not main:
             return None
         joined = signals.join(packs, own, record)
+        joined.values.update({f"reward_metric/{name}": value for name, value in _means(metrics).items()})
         joined.values.update(self.temporal.update(joined.values, sources=joined.sources))
         self.spend(started)
         joined.values["monitor_seconds"], self._seconds = self._seconds, 0.0
@@ -69,6 +73,13 @@ class StepMonitor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
         self.temporal.load_state_dict(state["temporal"])
+
+
+def _means(ranks_metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each name, the mean of the finite values that ranks have; NaN where a rank has it and none is finite."""
+    given = {name: [m[name] for m in ranks_metrics if name in m] for m in ranks_metrics for name in m}
+    kept = {name: [v for v in values if math.isfinite(v)] for name, values in given.items()}
+    return {name: fmean(values) if values else math.nan for name, values in kept.items()}
 
 
 def holds_shards(strategy: Any, parameters: Sequence[Tensor]) -> bool:

@@ -98,5 +98,7 @@ class StepRecord:
     max_completion_tokens: int
     reward_errors: dict[str, int] = field(default_factory=dict)  # per reward function, this rollout batch
     reward_seconds: dict[str, float] = field(default_factory=dict)
+    reward_metrics: dict[str, float] = field(default_factory=dict)  # what reward functions gave `log_metric`
+    reward_extras: dict[str, list[Any]] = field(default_factory=dict)  # and `log_extra`: P·G plain values each
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, reward, update, step
     new_rollouts: bool = True  # False on further updates over rollouts seen before

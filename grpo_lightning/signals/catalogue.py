@@ -25,11 +25,11 @@ def signal(name: str) -> Signal:
     """The catalogue's entry; an unknown name raises with the nearest ones.
 
     Patterned names have entries too: ``reward/<name>_mean``, ``_std``, ``_missing``, ``_errors`` and ``_seconds`` of a reward
-    function, ``probe_<signal>`` and ``eval_<anything>``.
+    function, ``reward_metric/<name>`` of what it logs, ``probe_<signal>`` and ``eval_<anything>``.
     """
     if name in CATALOGUE:
         return CATALOGUE[name]
-    found = _of_function(name) or _of_probe(name) or _of_evaluation(name)
+    found = _of_function(name) or _of_metric(name) or _of_probe(name) or _of_evaluation(name)
     if found is not None:
         return found
     near = get_close_matches(name, CATALOGUE, n=3)
@@ -62,8 +62,24 @@ def _of_function(name: str) -> Signal | None:
     )
 
 
+def _of_metric(name: str) -> Signal | None:
+    if not re.fullmatch(r"reward_metric/.+", name):
+        return None
+    return Signal(
+        name=name,
+        page="3_diagnosis",
+        family="reward",
+        unit="",
+        formula=f"{name.removeprefix('reward_metric/')!r} as reward functions log it (log_metric), mean over calls and ranks",
+        sense="none",
+        merge="mean",
+        reading="What the reward function says about itself.",
+    )
+
+
 def _of_probe(name: str) -> Signal | None:
-    of = CATALOGUE.get(name.removeprefix("probe_")) if name.startswith("probe_") else None
+    of_name = name.removeprefix("probe_")
+    of = (CATALOGUE.get(of_name) or _of_function(of_name)) if of_name != name else None
     if of is None:
         return None
     return replace(

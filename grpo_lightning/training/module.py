@@ -234,6 +234,8 @@ class GRPOModule(L.LightningModule):
             max_completion_tokens=self.collector.sampling.max_new_tokens,
             reward_errors=window.reward_errors if fresh else {},
             reward_seconds=window.reward_seconds if fresh else {},
+            reward_metrics=window.reward_metrics if fresh else {},
+            reward_extras=window.extras_of(groups.tolist()),
             seconds=(dict(window.seconds) if fresh else {}) | {"update": now - begun, "step": now - started},
             new_rollouts=fresh,
         )

@@ -51,6 +51,8 @@ class RolloutWindow:
     reward_errors: dict[str, int]
     seconds: dict[str, float]  # rollout, reward, score
     reward_seconds: dict[str, float] = field(default_factory=dict)
+    reward_metrics: dict[str, float] = field(default_factory=dict)  # what functions gave `log_metric`
+    reward_extras: dict[str, list[Any]] = field(default_factory=dict)  # and `log_extra`: P·G plain values each
 
     def is_of(self, batch: PromptBatch) -> bool:
         """Whether this window was made from `batch`."""
@@ -61,6 +63,14 @@ class RolloutWindow:
         out = {f.name: _to_cpu(getattr(self, f.name)) for f in fields(self) if f.name != "rollouts"}
         out["rollouts"] = {f.name: _to_cpu(getattr(self.rollouts, f.name)) for f in fields(self.rollouts)}
         return out
+
+    def extras_of(self, groups: list[int]) -> dict[str, list[Any]]:
+        """The values given to `log_extra` for some of the groups."""
+        size = self.rollouts.completion_ids_PGL.shape[1]
+        return {
+            name: [v for g in groups for v in values[g * size : (g + 1) * size]]
+            for name, values in self.reward_extras.items()
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> RolloutWindow:
@@ -74,6 +84,19 @@ class RolloutWindow:
 
 def _to_cpu(value: Any) -> Any:
     return value.detach().cpu() if isinstance(value, Tensor) else value
+
+
+def _plain_columns(extras: dict[str, list[Any]], count: int) -> dict[str, list[Any]]:
+    """Columns of `count` values, as types that a checkpoint and JSON can hold; those of another length are left out."""
+    return {str(name): [_plain(v) for v in values] for name, values in extras.items() if len(values) == count}
+
+
+def _plain(value: Any) -> Any:
+    try:
+        value = value.item() if hasattr(value, "item") else value  # of one tensor element, a numpy scalar
+        return value if value is None or type(value) in (bool, int, float, str) else str(value)
+    except Exception:  # noqa: BLE001 - a user's object
+        return type(value).__name__
 
 
 def decode_completions(tokenizer: Any, rollouts: Rollouts, prompts: list[Any]) -> list[Any]:
@@ -141,6 +164,8 @@ class Collector:
             kl_coef=kl_coef,
             reward_errors=dict(result.errors),
             reward_seconds=dict(result.seconds),
+            reward_metrics=dict(result.metrics),
+            reward_extras=_plain_columns(result.extras, len(batch) * self.group_size),
             seconds={
                 "rollout": sampled - started,
                 "reward": rewarded - sampled,

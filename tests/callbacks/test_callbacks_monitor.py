@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from tiny_runs import make_module, record_run, steps_of, weights_of, without_timings
 
 from grpo_lightning.callbacks import RunRecorder
+from grpo_lightning.callbacks.monitor import _means
 from grpo_lightning.signals import CATALOGUE
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.window import _plain_columns
 
 MakeData = Callable[..., PromptDataModule]
 
@@ -108,3 +112,39 @@ def test_without_a_recorder_nothing_is_remembered(tiny_model: Path) -> None:
     recorder = RunRecorder()
     assert (recorder.directory, recorder.segment) == (None, 0)
     recorder.say("nothing happens")
+
+
+class Extras(L.Callback):
+    """Keeps what reward functions logged of each rollout."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.all.append((pl_module.last_record.reward_extras, pl_module.last_record.rewards_PG.numel()))
+
+
+def test_what_reward_functions_log_is_recorded(tmp_path: Path, tiny_model: Path, make_data: MakeData) -> None:
+    seen = Extras()
+    module = make_module(tiny_model, "support.tiny:telling", num_minibatches=2)
+    values = [row.values for row in steps_of(record_run(tmp_path, module, make_data(), 3, extra=[seen]))]
+    shares = [v.get("reward_metric/with digit") for v in values]
+    assert shares[1] is None  # the second update on the same rollouts
+    assert all(0 < share < 1 for share in (shares[0], shares[2]) if share is not None)
+    assert [set(extras) for extras, _ in seen.all] == [{"first"}] * 3
+    assert [(len(extras["first"]), count) for extras, count in seen.all] == [(16, 16)] * 3
+
+
+def test_logged_metrics_are_averaged_over_ranks() -> None:
+    assert _means([{"a": 1.0, "b": 2.0}, {"a": 3.0}, {"a": math.nan}]) == {"a": 2.0, "b": 2.0}
+    assert math.isnan(_means([{"c": math.inf}])["c"])
+
+
+def test_logged_columns_become_plain_values() -> None:
+    class Hostile:
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    given = {"x": [1, np.float64(0.5), torch.tensor(2), "s", None, [1, 2], Hostile(), True], "short": [1]}
+    assert _plain_columns(given, 8) == {"x": [1, 0.5, 2, "s", None, "[1, 2]", "Hostile", True]}
+    assert {type(v) for v in _plain_columns(given, 8)["x"]} == {int, float, str, type(None), bool}

@@ -66,6 +66,8 @@ def test_no_name_stands_twice() -> None:
         ("reward/format_errors", "1_overview", "high"),
         ("eval_reward_mean", "1_overview", "none"),
         ("probe_entropy", "3_diagnosis", "both"),
+        ("probe_reward/my_reward_mean", "3_diagnosis", "low"),
+        ("reward_metric/parsed share", "3_diagnosis", "none"),
     ],
 )
 def test_pages_and_senses(name: str, page: str, sense: str) -> None:

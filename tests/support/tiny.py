@@ -62,3 +62,12 @@ def dense(completions: list[str], **_: Any) -> list[float]:
 def one_short(completions: list[str], **_: Any) -> list[float]:
     """Breaks the contract: one value too few."""
     return [0.0] * (len(completions) - 1)
+
+
+def telling(completions: list[str], log_metric: Any = None, log_extra: Any = None, **_: Any) -> list[float]:
+    """`dense`, that logs how many completions hold a digit, and the first letter of each."""
+    if log_metric is not None:
+        log_metric("with digit", sum(any(c.isdigit() for c in text) for text in completions) / len(completions))
+        log_extra("first", [text[:1] for text in completions])
+        log_extra("too short", completions[:1])
+    return dense(completions)
