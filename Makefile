@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+PLUGINS := $(dir $(wildcard plugins/*/pyproject.toml))
 PIP_COMPILE := $(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .PHONY: fit test test-slow lint docs bench requirements clean
@@ -42,9 +43,9 @@ $(VENV)/.base: requirements/base.txt pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
-$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(VENV)/bin/python
+$(VENV)/.dev: requirements/dev.txt pyproject.toml $(wildcard plugins/*/pyproject.toml) | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . $(addprefix -e ,$(PLUGINS))
 	touch $@ $(VENV)/.base
 
 clean:  ## remove the environment and what the tools leave behind

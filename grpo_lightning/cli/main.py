@@ -31,9 +31,16 @@ def _validate(argv: list[str]) -> int:
     return run_validate(argv)
 
 
+def _export(argv: list[str]) -> int:
+    from grpo_lightning.cli.export import run_export
+
+    return run_export(argv)
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "fit": (_fit, "train with GRPO; with no config, the shipped example"),
     "validate": (_validate, "greedy evaluation of a checkpoint"),
+    "export": (_export, "dashboards for Grafana, alert rules for Prometheus"),
 }
 
 _HELP = """\

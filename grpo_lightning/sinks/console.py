@@ -1,17 +1,32 @@
-"""The terminal: a progress bar with the step's main numbers, or plain lines where nobody watches a terminal."""
+"""The terminal: a live panel for a run's first fifty steps, then a line a step; lines only where nobody watches."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.live import Live
+from rich.text import Text
+
+from grpo_lightning.sinks.panel import StepPanel, TimeLeft, duration
+from grpo_lightning.sinks.terminal import plain
 
 __all__ = ["ConsoleSink"]
 
-_SHOWN = (("reward_mean", "reward"), ("group_reward_std", "group std"), ("kl", "kl"), ("entropy", "entropy"))
-_PLAIN_EVERY_SECONDS = 5.0
+PANEL_STEPS = 50
+_LINE = (
+    ("reward_mean", "reward"),
+    ("group_reward_std", "group std"),
+    ("dead_group_fraction", "dead"),
+    ("kl", "kl"),
+    ("entropy", "entropy"),
+    ("response_length_mean", "length"),
+    ("truncated_fraction", "cut"),
+    ("advantage_std", "adv std"),
+    ("grad_norm", "grad"),
+)
 
 
 class ConsoleSink:
@@ -20,61 +35,83 @@ class ConsoleSink:
     Args:
         total_steps: the run's last step, or None when it is not known.
         first_step: the step that a resumed run continues from.
+        title: what the panel is called: the run's name.
+        console: where to; stdout when not given.
+        live: whether to draw the panel; by default where a person watches a terminal that can move its cursor.
+        clock: seconds that never go back.
     """
 
-    def __init__(self, *, total_steps: int | None, first_step: int = 0, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        total_steps: int | None,
+        first_step: int = 0,
+        title: str = "",
+        console: Console | None = None,
+        live: bool | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self.console = console or Console(highlight=False)
-        self._total = total_steps
-        self._last_plain = float("-inf")
+        self._clock = clock
+        self._left = TimeLeft(total_steps)
+        self._left.step(first_step, clock())
+        self._panel = StepPanel(title=title or "first steps", clock=self._left, steps=PANEL_STEPS)
+        self._draws = _watched(self.console) if live is None else live
+        self._live: Live | None = None
         self._evaluation: float | None = None
-        self._progress: Progress | None = None
-        if self.console.is_terminal:
-            self._progress = self._make_progress()
-            self._task = self._progress.add_task("", total=total_steps, completed=first_step)
-            self._progress.start()
 
-    def _make_progress(self) -> Progress:
-        columns = (
-            "step",
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-        )
-        return Progress(*columns, console=self.console, transient=True)
-
-    def step(self, step: int, values: dict[str, float]) -> None:
+    def step(self, step: int, values: Mapping[str, float]) -> None:
         """One optimizer step's signals."""
-        text = self._line(values)
-        if self._progress is not None:
-            self._progress.update(self._task, completed=step, description=text)
+        self._left.step(step, self._clock())
+        if step > PANEL_STEPS or not self._draws:
+            self._end_panel()
+            self._print(self._line(step, values))
             return
-        now = monotonic()
-        if step == self._total or now - self._last_plain >= _PLAIN_EVERY_SECONDS:
-            self._last_plain = now
-            of = f"/{self._total}" if self._total else ""
-            self.console.print(f"step {step}{of}  {text}", soft_wrap=True, markup=False)
+        self._panel.step(step, values)
+        self._draw()
 
-    def evaluation(self, step: int, values: dict[str, float]) -> None:
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """One evaluation's values."""
         self._evaluation = values.get("eval_accuracy")
+        self._panel.evaluation(values)
         shown = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
-        self.console.print(f"[bold]evaluation[/bold] at step {step}: {escape(shown)}", soft_wrap=True)
+        self._print(f"evaluation at step {step}: {shown}")
 
     def say(self, text: str) -> None:
-        """A line of its own, above the bar; text from models or files is never markup."""
-        self.console.print(escape(text), soft_wrap=True)
+        """A line of its own, above the panel; text from models or files can't draw, colour or move the cursor."""
+        self._print(text)
 
     def close(self) -> None:
-        """Take the bar away."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        """Leave the panel as it is and give the terminal back."""
+        self._end_panel()
 
-    def _line(self, values: dict[str, float]) -> str:
-        parts = [f"{label} {values[name]:.3f}" for name, label in _SHOWN if name in values]
+    def _draw(self) -> None:
+        if self._live is None:
+            self._live = Live(self._panel, console=self.console, auto_refresh=False)
+            self._live.start()
+        self._live.refresh()
+
+    def _end_panel(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def _print(self, text: str) -> None:
+        self.console.print(Text(plain(text)), soft_wrap=True)
+
+    def _line(self, step: int, values: Mapping[str, float]) -> str:
+        of = f"/{self._left.total}" if self._left.total else ""
+        parts = [f"step {step}{of}", *(f"{label} {values[name]:.3f}" for name, label in _LINE if name in values)]
         if self._evaluation is not None:
             parts.append(f"eval {self._evaluation:.3f}")
         if "tokens_per_second" in values:
             parts.append(f"{values['tokens_per_second']:.0f} tok/s")
+        if self._left.left is not None:
+            parts.append(f"{duration(self._left.left)} left")
         return "  ".join(parts)
+
+
+def _watched(console: Console) -> bool:
+    """A person's terminal: rich takes FORCE_COLOR, which many CI services set, for one."""
+    own = console.file
+    return console.is_interactive and not console.is_jupyter and (own is not sys.stdout or sys.stdout.isatty())
