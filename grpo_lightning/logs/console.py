@@ -12,8 +12,8 @@ from grpo_lightning.logs.records import CUT, Row, Tally
 __all__ = ["VERL_LINE", "dict_rows", "is_metrics", "nemo_rows", "verl_rows"]
 
 MARKERS = frozenset(
-    "loss reward kl policy_loss reward_mean kl_divergence grad_norm train_runtime train_loss reward_std "
-    "eval_loss eval_reward eval_accuracy".split()
+    ("loss", "reward", "kl", "policy_loss", "reward_mean", "kl_divergence", "grad_norm", "train_runtime", "train_loss")
+    + ("reward_std", "eval_loss", "eval_reward", "eval_accuracy")
 )
 PREFIXES = ("actor/", "critic/", "completions/", "rewards/", "response_length/", "Training Loss")
 _DICT = re.compile(r"\{\s*['\"][^{}]*\}")

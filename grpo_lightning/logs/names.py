@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -205,7 +206,7 @@ def _columns(best: dict[str, list[tuple[int, str]]]) -> tuple[Any, Any]:
 
 
 def _kind(raw: Mapping[str, Any], signals: Iterable[str]) -> Kind:
-    if any(key in SUMMARY_KEYS and number(raw[key]) is not None for key in raw):
+    if any(clean_key(key) in SUMMARY_KEYS and number(raw[key]) is not None for key in raw):
         return "summary"
     ours = set(signals)
     if any(not signal.startswith("eval_") for signal in ours):
@@ -231,7 +232,7 @@ def _combine(values: dict[str, float], signal: str, found: list[float]) -> None:
     if signal in AVERAGED:
         values[signal] = sum(found) / len(found)
     else:
-        values[signal] = NAN if any(value != value for value in found) else max(abs(value) for value in found)
+        values[signal] = NAN if any(map(math.isnan, found)) else max(abs(value) for value in found)
 
 
 def _place(raw: Mapping[str, Any], layout: Layout) -> tuple[float, float, float]:

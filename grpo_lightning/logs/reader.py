@@ -1,7 +1,7 @@
 """A log, opened: its format, its trainer, its runs, its steps.
 
-The file is read twice. The first time, when it is opened, finds the runs, the restarts and the steps of rows that print none; the second
-time, when it is iterated, yields the steps of one run. Both hold a bounded part of it in memory.
+The file is read twice. The first time, when it is opened, finds the runs, the restarts and the steps of rows that
+print none; the second time, when it is iterated, yields the steps of one run. Both hold a bounded part of it in memory.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 from grpo_lightning.errors import DataError
 from grpo_lightning.logs.names import Translator, clean_key, trainer_of
 from grpo_lightning.logs.numbers import number
-from grpo_lightning.logs.plan import Plan, Segment
+from grpo_lightning.logs.plan import Plan, make_plan
 from grpo_lightning.logs.records import LogStep, Parsed, Row, Tally
 from grpo_lightning.logs.sniff import rows_of, sniff
 from grpo_lightning.logs.source import Source
+from grpo_lightning.logs.survey import Segment, Survey
 from grpo_lightning.logs.tape import Tape
 
 __all__ = ["LogReader", "from_rows", "open_log"]
@@ -45,6 +46,7 @@ class LogReader:
         interval: optimizer steps from one row to the next.
         repeats: rows in a row that hold the same values; 1 where each was measured.
         runs: how many runs the log holds.
+        segments: its rows between two (re)starts.
     """
 
     def __init__(
@@ -58,46 +60,42 @@ class LogReader:
             keys.update(dict.fromkeys(islice(row.values, 1000)))
         self.trainer = trainer_of(keys, TRAINER_OF_FORMAT.get(format, "trl"))
         self._tape = Tape() if keep else Tape(0)
-        self._plan = Plan()
         tally = Tally()
         translator = Translator(self.trainer)
-        self._read(tally, translator)
-        self._plan.finish(tally, logging_steps=logging_steps, run=run, std_hint=_std_hint(keys))
+        survey = self._survey(tally, translator)
+        self._plan: Plan = make_plan(survey, tally, logging_steps=logging_steps, run=run, old_names=_old_names(keys))
+        self._renamed = self._plan.std_of_groups and self.trainer in ("trl", "ms-swift")
+        if self._renamed:
+            tally.note("reward_std is the mean of the groups' std in this log: read as group_reward_std")
         self.unknown_keys = translator.unknown
         self.unread = tally.unread
+        self.notes = tally.notes
         self.interval = self._plan.interval
         self.repeats = self._plan.repeats
         self.runs = self._plan.runs
-        self.notes = tally.notes
-        if self._plan.std_of_groups and self.trainer in ("trl", "ms-swift"):
-            tally.note("reward_std is the mean of the groups' std here and read as group_reward_std")
+        self.segments = self._plan.segments
 
     def __iter__(self) -> Iterator[LogStep]:
         """The steps in order, one per logged step; evaluation is merged into the step that it stands at."""
         steps = self._merged()
         return iter(sorted(self._sorted(steps), key=lambda step: step.step)) if self._plan.shuffled else steps
 
-    def _read(self, tally: Tally, translator: Translator) -> None:
-        """The first reading: what the plan is made from."""
+    def _survey(self, tally: Tally, translator: Translator) -> Survey:
+        """The first reading."""
+        survey = Survey()
         for row in self._rows(tally):
+            parsed = None if row.mark else translator.parse(row, tally)
             if row.mark:
-                self._plan.mark(row.mark)
+                survey.mark(row.mark)
+            elif parsed is None:
                 continue
-            parsed = translator.parse(row, tally)
-            if parsed is None:
-                continue
-            if parsed.kind == "summary":
-                self._plan.mark("summary")
-                self._pace(row.values)
-                continue
-            if parsed.kind != "eval":
-                self._plan.feed(parsed)
-            self._tape.append(parsed)
-
-    def _pace(self, values: Mapping[str, Any]) -> None:
-        seconds, rate = number(values.get("train_runtime")), number(values.get("train_steps_per_second"))
-        if seconds and rate and seconds * rate < 1e9:
-            self._plan.pace(seconds * rate)
+            elif parsed.kind == "summary":
+                survey.mark("summary")
+                survey.pace = _steps_told(row.values) or survey.pace
+            else:
+                (survey.evaluation if parsed.kind == "eval" else survey.feed)(parsed)
+                self._tape.append(parsed)
+        return survey
 
     def _parsed(self) -> Iterator[Parsed]:
         if not self._tape.full:
@@ -135,9 +133,8 @@ class LogReader:
                 if segment is None or self._wanted(segment, row.step):
                     yield (row.step if row.step is not None or segment is not None else 0), row
                 continue
-            if following is not None and rows == following.start:
-                segment, following = following, next(segments, None)
-            assert segment is not None  # noqa: S101 - the first row starts the first segment
+            if segment is None or (following is not None and rows == following.start):
+                segment, following = following or self._plan.segments[-1], next(segments, None)
             at = row.step if row.step is not None else segment.step_at(rows - segment.start, row.bar)
             rows += 1
             if self._wanted(segment, at):
@@ -153,14 +150,9 @@ class LogReader:
         return {step.step: step for step in steps}.values()
 
     def _step(self, step: int, values: dict[str, float]) -> LogStep:
-        if self._plan.std_of_groups and self.trainer in ("trl", "ms-swift") and "reward_std" in values:
+        if self._renamed and "reward_std" in values:
             values = {("group_reward_std" if name == "reward_std" else name): value for name, value in values.items()}
-        groups = None if self._plan.groups is None else self._plan.groups / max(1.0, self.interval)
-        return LogStep(step=step, values=values, groups=groups)
-
-    def _starts(self) -> int:
-        """How often the run was taken up, and the step from which its rows are the latest: for `follow`."""
-        return len(self._plan.segments)
+        return LogStep(step=step, values=values, groups=self._plan.groups)
 
 
 def open_log(
@@ -213,8 +205,15 @@ def from_rows(
     return reader
 
 
-def _std_hint(keys: Iterable[str]) -> bool | None:
-    """Whether names alone show that `reward_std` is of the groups: those of TRL before 0.17 do."""
+def _steps_told(values: Mapping[str, Any]) -> float:
+    """The steps of the whole training by its summary: seconds times steps per second."""
+    told = {clean_key(key): number(value) for key, value in values.items()}
+    seconds, rate = told.get("train_runtime"), told.get("train_steps_per_second")
+    return seconds * rate if seconds and rate and 0 < seconds * rate < 1e9 else 0.0
+
+
+def _old_names(keys: Iterable[str]) -> bool | None:
+    """Whether the names alone show that `reward_std` is of the groups: those of TRL before 0.17 do."""
     cleaned = {clean_key(key) for key in keys}
     if "frac_reward_zero_std" in cleaned:
         return False

@@ -166,7 +166,7 @@ nonfinite_count_rewards nonfinite_count_advantages nonfinite_count_logprobs nonf
 nonfinite_count_ref_logprobs nonfinite_count_sampler_logprobs nonfinite_count_entropies prompt_length_mean
 prompt_length_min prompt_length_max prompt_length_p95 prompt_length_spread prompt_tokens_total
 rank_advantage_gap eval_accuracy
-""".split())
+""".split())  # noqa: SIM905
 _OURS: Table = {
     **{name: (name, "") for name in OWN},
     **{f"reward/<fn>_{kind}": (f"reward/<fn>_{kind}", "") for kind in ("mean", "std", "missing", "errors", "seconds")},
@@ -187,7 +187,7 @@ SCALES: dict[str, float] = {"baseline_reward/pct_0": 0.01, "baseline_reward/pct_
 _EVERYWHERE = (
     r"_?(step|steps|global_step|max_steps|iteration|row|index|rank|pid)", r"Step", r"(train/|trainer/|training/)?global_step(/max_steps)?", r"_(runtime|timestamp|wandb.*|rank)", r"(train/)?epoch",
     r"(train|eval)_(runtime|loss|samples_per_second|steps_per_second|tokens_per_second|jit_compilation_time)", r"total_flos", r"profiling/.*", r"system/.*", r"timing.*", r"perf/.*",
-    r"memory.*", r"num_tokens", r"(num_)?input_tokens_seen", r"eval_.*", r"val(idation)?[/-].*", r"(relative_)?time", r"timestamp", r"run(name|_id)?", r"seed", r"aux_loss",
+    r"memory.*", r"percentage", r"num_tokens", r"(num_)?input_tokens_seen", r"eval_.*", r"val(idation)?[/-].*", r"(relative_)?time", r"timestamp", r"run(name|_id)?", r"seed", r"aux_loss",
 )
 IGNORED: dict[str, tuple[str, ...]] = {
     "trl": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -48,7 +49,7 @@ def sparse(cells: dict[str, Any]) -> dict[str, Any]:
     return {
         name: cell
         for name, cell in cells.items()
-        if cell.strip() and not (name.startswith(SPARSE) and (found := number(cell)) is not None and found != found)
+        if cell.strip() and not (name.startswith(SPARSE) and math.isnan(number(cell) or 0.0))
     }
 
 

@@ -27,8 +27,9 @@ def follow(
 ) -> Iterator[LogStep]:
     """The steps of a growing log, those already there first; ends when `until` says so, asked between two looks.
 
-    The newest step is held back while the file grows, since its evaluation may follow. After a restart the steps from there on come
-    again: the later ones count. A file that does not exist yet is waited for. `seen` gets each reader, for its notes.
+    The newest step is held back while the file grows, since its evaluation may follow. After a restart the steps from
+    there on come again: the later ones count. A file that does not exist yet is waited for. `seen` gets each reader, for
+    its notes.
     """
     signature: tuple[int, int] | None = None
     told: int | None = None
@@ -41,7 +42,7 @@ def follow(
             reader = _open(path, format, logging_steps)
             steps = [] if reader is None else _new(reader, told, segments)
             if reader is not None:
-                segments = reader._starts()
+                segments = len(reader.segments)
                 if seen is not None:
                     seen(reader)
         ready, steps = (steps[:-1], steps[-1:]) if now != signature else (steps, [])
@@ -75,10 +76,5 @@ def _new(reader: LogReader, told: int | None, segments: int) -> list[LogStep]:
     """Steps that were not told yet, and after a restart those that are told again."""
     if told is None:
         return list(reader)
-    from_step = told + 1
-    if segments and reader._starts() > segments:
-        from_step = min(
-            from_step,
-            reader._plan.segments[-1].steps[0] if reader._plan.segments[-1].steps else reader._plan.segments[-1].first,
-        )
-    return [step for step in reader if step.step >= from_step]
+    again = reader.segments[-1].span()[0] if 0 < segments < len(reader.segments) else told + 1
+    return [step for step in reader if step.step >= min(told + 1, again)]
