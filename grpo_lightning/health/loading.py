@@ -1,0 +1,311 @@
+"""Rules from YAML, checked record by record: one sentence names what is wrong, where, and what would be right."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from grpo_lightning.errors import ConfigError
+from grpo_lightning.health.records import Condition, Rule
+
+__all__ = ["RECOVERABLE", "load_rules", "parse_rules", "runbook_path", "shipped_path", "shipped_rules"]
+
+_FOLDER = Path(__file__).parent / "shipped"
+_BOUNDS = (
+    "below", "above", "not_finite", "ruler_ratio_below", "ruler_ratio_above", "ruler_z_below", "ruler_z_above",
+    "trend_below", "trend_above", "jump_below", "jump_above", "stairs_above",
+)  # fmt: skip
+_FACTS = {"value": 0.0, "bound": 0.0, "steps": 0, "expected": 0.0, "signal": "", "step": 0, "onset": 0}
+_LARGEST_FILE = 4 * 1024 * 1024
+# The two faults that repair themselves, by the signals that show them.
+RECOVERABLE: dict[str, tuple[str, ...]] = {
+    "skip_update": ("grad_norm", "grad_norm_ratio", "nonfinite_count_grad_norm", "nonfinite_count_loss", "loss"),
+    "resample": ("empty_fraction", "truncated_fraction", "nonfinite_count_rewards", "dead_group_fraction_unscorable"),
+}
+
+
+def shipped_path() -> Path:
+    """The file of the shipped rules."""
+    return _FOLDER / "rules.yaml"
+
+
+def shipped_rules() -> list[Rule]:
+    """The rules that a run is judged by unless it names others."""
+    return load_rules(shipped_path())
+
+
+def runbook_path(rule: Rule, file: str | Path | None = None) -> Path | None:
+    """Where a rule's runbook lies, None where there is none; links that leave the rules' folder are none."""
+    folder = (Path(file) if file is not None else shipped_path()).resolve().parent
+    path = (folder / rule.runbook).resolve()
+    inside = rule.runbook and path.is_relative_to(folder)
+    return path if inside and path.is_file() else None
+
+
+def load_rules(path: str | Path, *, signals: Collection[str] | None = None) -> list[Rule]:
+    """The rules in a YAML file, a list of records.
+
+    Args:
+        path: the file.
+        signals: the names that signals may have; others are refused, with the nearest name. Not checked when None.
+
+    Raises:
+        ConfigError: one sentence, with the file and the rule.
+    """
+    file = Path(path)
+    try:
+        if file.stat().st_size > _LARGEST_FILE:
+            raise ConfigError(f"{file} has more than 4 MiB: it can't be a file of rules.")
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The rules {file} can't be read: {error}.") from error
+    try:
+        return parse_rules(text, signals=signals)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def parse_rules(text: str, *, signals: Collection[str] | None = None) -> list[Rule]:
+    """The rules in a YAML text; see `load_rules`."""
+    records = _records(text)
+    rules = [_rule(record, position) for position, record in enumerate(records, 1)]
+    names: set[str] = set()
+    for rule in rules:
+        if rule.name in names:
+            raise ConfigError(f"two rules are called {rule.name!r}: names must be unique.")
+        names.add(rule.name)
+    for rule in rules:
+        _check_together(rule, names)
+        if signals is not None:
+            _check_signals(rule, signals)
+    return rules
+
+
+def _records(text: str) -> Sequence[Any]:
+    try:
+        content = yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+        raise ConfigError(f"this is not YAML: {' '.join(str(error).split())[:300]}.") from error
+    if isinstance(content, Mapping) and set(content) == {"rules"}:
+        content = content["rules"]
+    if not isinstance(content, list) or not content:
+        raise ConfigError("rules are a list of records (`- name: ...`), and not an empty one.")
+    return content
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without anchors' repeats: a file of rules needs none, and they can blow up."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.YAMLError("an alias (*name) is not allowed in rules")
+        return super().compose_node(parent, index)
+
+
+# ---- records
+
+
+def _rule(record: Any, position: int) -> Rule:
+    if not isinstance(record, Mapping):
+        raise ConfigError(
+            f"rule {position} is {_shown(record)}: give a record with name, signal, a bound and an action."
+        )
+    name = record.get("name")
+    if not isinstance(name, str) or not name or not name.replace("_", "").replace("-", "").isalnum() or len(name) > 80:
+        raise ConfigError(f"rule {position} has the name {_shown(name)}: give letters, digits and _ only.")
+    where = f"rule {name}"
+    own = {field.name for field in fields(Rule)} - {"condition"}
+    known = own | {field.name for field in fields(Condition)} - {"optional"}
+    _check_keys(record, known, where)
+    given: dict[str, Any] = {k: v for k, v in record.items() if k in own}
+    for part in ("when", "unless", "milder_when"):
+        if part in given:
+            given[part] = _conditions(given[part], f"{where}, {part}")
+    if "together" in given:
+        given["together"] = _names(given["together"], where)
+    if "show" in given:
+        given["show"] = _names(given["show"], where)
+    rest = {k: v for k, v in record.items() if k not in own}
+    given["condition"] = None if "together" in given and not rest else _condition(rest, where)
+    if given["condition"] is None and not given.get("within_steps"):
+        raise ConfigError(f"{where} needs within_steps: how many steps its parts may lie apart.")
+    rule = _built(Rule, given, where)
+    _check_rule(rule, where)
+    return rule
+
+
+def _conditions(records: Any, where: str) -> tuple[Condition, ...]:
+    if not isinstance(records, list) or not records:
+        raise ConfigError(f"{where} is {_shown(records)}: give a list of conditions (`- signal: ...`).")
+    made = []
+    for record in records:
+        if not isinstance(record, Mapping):
+            raise ConfigError(f"{where} holds {_shown(record)}: give a record with signal and a bound.")
+        _check_keys(record, {field.name for field in fields(Condition)}, where)
+        made.append(_condition(record, where))
+    return tuple(made)
+
+
+def _condition(record: Mapping[str, Any], where: str) -> Condition:
+    if not isinstance(record.get("signal"), str) or not record["signal"]:
+        raise ConfigError(f"{where} has the signal {_shown(record.get('signal'))}: name one signal.")
+    bounds = [key for key in _BOUNDS if record.get(key) is not None and record.get(key) is not False]
+    if len(bounds) != 1:
+        found = " and ".join(bounds) if bounds else "none"
+        raise ConfigError(f"{where} needs exactly one bound and has {found}: give one of {', '.join(_BOUNDS)}.")
+    condition = _built(Condition, dict(record), where)
+    _check_condition(condition, bounds[0], where)
+    return condition
+
+
+def _check_condition(condition: Condition, bound: str, where: str) -> None:
+    if not condition.not_finite and not math.isfinite(condition.bound):
+        raise ConfigError(f"{where} has {bound}: {condition.bound}, which can never decide: give a finite number.")
+    for name in ("over_steps", "recent_steps"):
+        if getattr(condition, name) < 1:
+            raise ConfigError(f"{where} has {name}: {getattr(condition, name)}: give 1 or more.")
+    if condition.over_groups < 0:
+        raise ConfigError(f"{where} has over_groups: {condition.over_groups}: give 0 or more.")
+    if bound.startswith("trend") and condition.over_steps < 3:
+        raise ConfigError(f"{where} has a trend over {condition.over_steps} steps: give over_steps of 3 or more.")
+    if bound in ("ruler_ratio_below", "jump_below") and condition.bound <= 0:
+        raise ConfigError(f"{where} has {bound}: {condition.bound}: a ratio below that never holds; give more than 0.")
+    if bound == "stairs_above" and condition.over_steps < 10:
+        raise ConfigError(f"{where} counts stairs over {condition.over_steps} steps: give over_steps of 10 or more.")
+
+
+def _check_rule(rule: Rule, where: str) -> None:
+    for name in (
+        "for_steps",
+        "for_minutes",
+        "for_groups",
+        "after_steps",
+        "min_groups",
+        "keep_firing_steps",
+        "within_steps",
+    ):
+        value = getattr(rule, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{where} has {name}: {value}: give a finite number, 0 or more.")
+    if rule.before_steps <= rule.after_steps:
+        raise ConfigError(f"{where} speaks after step {rule.after_steps} and before {rule.before_steps}: it never can.")
+    if not rule.quiet and not rule.summary:
+        raise ConfigError(f"{where} has no summary: say in a sentence what its alert means.")
+    _check_summary(rule, where)
+    allowed = RECOVERABLE.get(rule.action)
+    if allowed is not None and (rule.condition is None or rule.condition.signal not in allowed):
+        raise ConfigError(
+            f"{where} has the action {rule.action}, which repairs one known fault and is allowed on "
+            f"{', '.join(allowed)} only: everything else needs a person, so give pause or notify."
+        )
+
+
+def _check_summary(rule: Rule, where: str) -> None:
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(rule.summary) if name is not None]
+        unknown = [name for name in names if name not in _FACTS]
+        if not unknown:
+            rule.summary.format(**_FACTS)
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ConfigError(
+            f"{where} has a summary that can't be filled in ({error}): {_shown(rule.summary)}."
+        ) from error
+    if unknown:
+        raise ConfigError(f"{where} has {{{unknown[0]}}} in its summary: it may name {', '.join(_FACTS)}.")
+
+
+def _check_together(rule: Rule, names: Collection[str]) -> None:
+    for part in rule.together:
+        if part not in names or part == rule.name:
+            raise ConfigError(f"rule {rule.name} names the rule {part!r}, which {_near(part, names)}.")
+
+
+def _check_signals(rule: Rule, signals: Collection[str]) -> None:
+    for name in rule.signals:
+        if name not in signals:
+            raise ConfigError(f"rule {rule.name} reads the signal {name!r}, which {_near(name, signals)}.")
+
+
+def _near(name: str, names: Collection[str]) -> str:
+    near = get_close_matches(name, names, n=1)
+    return f"is not known: did you mean {near[0]!r}?" if near else "is not known"
+
+
+def _check_keys(record: Mapping[Any, Any], known: Collection[str], where: str) -> None:
+    for key in record:
+        if key not in known:
+            raise ConfigError(f"{where} has the key {_shown(key)}, which {_near(str(key), known)}.")
+
+
+def _names(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        raise ConfigError(f"{where} has {_shown(value)}: give a list of names.")
+    return tuple(value)
+
+
+# ---- types
+
+
+def _built(kind: type[Any], given: dict[str, Any], where: str) -> Any:
+    types = _types(kind)
+    for name, value in given.items():
+        if name not in ("condition", "when", "unless", "milder_when", "together", "show"):
+            given[name] = _typed(value, types[name], f"{where} has {name}: {_shown(value)}")
+    missing = [
+        f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name not in given
+    ]
+    if missing:
+        raise ConfigError(f"{where} lacks {missing[0]}.")
+    return kind(**given)
+
+
+@cache
+def _types(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _typed(value: Any, kind: Any, said: str) -> Any:
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ConfigError(f"{said}: use one of {', '.join(get_args(kind))}.")
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    wants = set(get_args(kind) or (kind,))
+    if float in wants and number:
+        return _float(value, said)
+    if int in wants and number and float(value).is_integer():
+        return int(value)
+    if bool in wants and isinstance(value, bool):
+        return value
+    if str in wants and isinstance(value, str):
+        return value
+    name = (
+        "a number"
+        if float in wants
+        else "a whole number"
+        if int in wants
+        else "true or false"
+        if bool in wants
+        else "text"
+    )
+    raise ConfigError(f"{said}: give {name}.")
+
+
+def _float(value: float, said: str) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ConfigError(f"{said}: the number is too large.") from error
+
+
+def _shown(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."
