@@ -6,6 +6,7 @@ journal in a new segment.
 
 from __future__ import annotations
 
+import logging
 import math
 import uuid
 from collections.abc import Callable
@@ -18,20 +19,26 @@ import yaml
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grpo_lightning import signals
+from grpo_lightning.callbacks.fingerprint import write_fingerprint
+from grpo_lightning.callbacks.histogram import EDGES, draw_histogram
 from grpo_lightning.callbacks.monitor import StepMonitor, holds_shards
+from grpo_lightning.callbacks.probe import Probe
 from grpo_lightning.callbacks.session import Session
 from grpo_lightning.callbacks.settings import RunSettings
 from grpo_lightning.callbacks.sinks import check_sinks, open_sinks
 from grpo_lightning.callbacks.summary import say_summary
-from grpo_lightning.errors import RunPaused
+from grpo_lightning.errors import GrpoError, RunPaused
 from grpo_lightning.objective.batch import StepRecord
 from grpo_lightning.sinks import EventRow, RunDirectory, SegmentStatus, StepRow
 from grpo_lightning.sinks.console import ConsoleSink
 from grpo_lightning.sinks.redact import redact_text
 from grpo_lightning.tracking import MetricPump, MLflowRun
 from grpo_lightning.training import ranks
+from grpo_lightning.training.module import GRPOModule
 
 __all__ = ["RunRecorder", "StepListener"]
+
+_log = logging.getLogger(__name__)
 
 StepListener = Callable[[StepRow, StepRecord], None]
 
@@ -65,6 +72,9 @@ class RunRecorder(L.Callback):
         self._open: Session | None = None
         self._lock: Any = None
         self._monitor = StepMonitor()
+        self._probe = Probe(self.settings.probe)
+        self._probe_identity: dict[str, Any] = {}
+        self._step = 0  # the last one recorded
         self._values: dict[str, float] = {}
         self._evaluation: dict[str, float] = {}
 
@@ -103,6 +113,8 @@ class RunRecorder(L.Callback):
         opened = ranks.broadcast_object(opened)
         if opened is not None:
             self.run_id, self.checkpoint_dir = opened
+        if self._open is not None and isinstance(pl_module, GRPOModule):
+            self._probe_identity = self._probe.identity(pl_module, _datamodule(trainer))
 
     def _start(self, trainer: L.Trainer) -> tuple[str, Path]:
         step = trainer.global_step
@@ -174,6 +186,8 @@ class RunRecorder(L.Callback):
         opened, self._open = self._open, None
         if opened is None:
             return
+        if 0 < self._step < self.settings.fingerprint_steps:
+            self._write_fingerprint(opened)
         opened.close(status, reason)
         say_summary(
             opened.console,
@@ -201,17 +215,46 @@ class RunRecorder(L.Callback):
         if record is None:
             return
         joined = self._monitor.measure(record, pl_module.device, main=self._open is not None)
+        probed = {}
+        if isinstance(pl_module, GRPOModule) and self._probe.due(record.step):
+            probed = self._probe.measure(pl_module, _datamodule(trainer))
         if joined is not None and self._open is not None:
             started = perf_counter()
-            self._write_step(self._open, record, joined.values)
+            self._write_step(self._open, record, joined.values | probed)
+            self._show_histogram(joined, record.step)
             self._monitor.spend(started)
 
     def _write_step(self, opened: Session, record: StepRecord, values: dict[str, float]) -> None:
-        self._values = values
+        self._step, self._values = record.step, values
         row = StepRow(run_id=self.run_id or "", segment=opened.segment, step=record.step, time=time(), values=values)
         opened.write_step(row)
+        if record.step == self.settings.fingerprint_steps:
+            self._write_fingerprint(opened)
         for listener in self.listeners:
             listener(row, record)
+
+    def _show_histogram(self, joined: signals.Joined, step: int) -> None:
+        every = self.settings.histogram_every
+        if every and step % every == 0:
+            counts = joined.histogram(EDGES)
+            self.in_mlflow(
+                lambda run: run.log_image(
+                    draw_histogram(counts, title=f"advantages at step {step}"),
+                    "2_health/advantage_histogram",
+                    step=step,
+                ),
+                "the advantages' histogram",
+            )
+
+    def _write_fingerprint(self, opened: Session) -> None:
+        steps = self.settings.fingerprint_steps
+        try:
+            path = write_fingerprint(opened.directory, steps=steps, probe=self._probe_identity)
+        except (OSError, GrpoError) as error:
+            _log.warning("Can't write the fingerprint of the run: %s. Training goes on.", error)
+            return
+        if path is not None:
+            opened.in_mlflow(lambda run: run.log_artifact(path), "the fingerprint")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the evaluation that the module has just finished."""
@@ -271,6 +314,10 @@ class RunRecorder(L.Callback):
             "signals": {k: v for k, v in self._values.items() if math.isfinite(v)},
             "evaluation": self._evaluation,
         }
+
+
+def _datamodule(trainer: L.Trainer) -> Any:
+    return getattr(trainer, "datamodule", None)
 
 
 def _where(mlflow: MLflowRun | None) -> dict[str, str]:

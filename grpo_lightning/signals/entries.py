@@ -186,6 +186,18 @@ SIGNALS: tuple[Signal, ...] = (
     *_table("3_diagnosis", "optimizer", *_OPTIMIZER_DIAGNOSIS),
     *_table("3_diagnosis", "data", *_DATA_DIAGNOSIS),
     *_table(
+        "3_diagnosis",
+        "probe",
+        (
+            "probe_seconds",
+            "s",
+            "the probe: sampling, rewarding and scoring the frozen prompts",
+            "high",
+            "shared",
+            "About a step's sampling.",
+        ),
+    ),
+    *_table(
         "1_overview",
         "evaluation",
         (

@@ -37,6 +37,7 @@ RunStatus = Literal["running", "finished", "failed", "killed", "paused", "interr
 
 CONFIG_ARTIFACT = "config.yaml"
 DESCRIPTION_ARTIFACT = "description.md"
+TABLES_TAG = "mlflow.loggedArtifacts"  # what `MlflowClient.log_table` keeps: the UI shows these as tables
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI opens it as model training
 
 # MLflow has no "paused": the tag grpo.status says it, and the run counts as ended.
@@ -257,6 +258,22 @@ class MLflowRun:
     def log_text(self, text: str, name: str) -> None:
         """Write a text as the artifact `name`."""
         self._call(lambda: self._client.log_text(self.run_id, text, name))
+
+    def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
+        """Show rows as the table `name` (ends in ``.json``); a table of that name is replaced, so twice is as once."""
+        import pandas as pd
+
+        text = pd.DataFrame([dict(row) for row in rows]).to_json(orient="split", index=False)
+        self.log_text(text, name)
+        tags = self._call(lambda: self._client.get_run(self.run_id).data.tags)
+        tables = json.loads(tags.get(TABLES_TAG, "[]"))
+        entry = {"path": name, "type": "table"}
+        if entry not in tables and len(said := json.dumps([*tables, entry])) <= MAX_TAG:
+            self.set_tags({TABLES_TAG: said})
+
+    def log_image(self, image: Any, key: str, *, step: int) -> None:
+        """Show a PIL image or an uint8 array [height, width, 3] as `key` of a step; the UI has a slider over steps."""
+        self._call(lambda: self._client.log_image(self.run_id, image, key=key, step=step, synchronous=True))
 
     def log_reference(self, path: str | Path, *, kind: str = "checkpoint", sha256: str | None = None) -> None:
         """Record where a big file lies instead of copying it: ``references/<kind>/<name>.json``."""

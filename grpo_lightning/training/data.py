@@ -197,6 +197,23 @@ class PromptDataModule(L.LightningDataModule):
         """Move the batch's tensors."""
         return batch.to(device) if isinstance(batch, PromptBatch) else batch
 
+    def frozen_prompts(self, count: int, *, rank: int = 0, world_size: int = 1) -> PromptBatch:
+        """The same prompts at every call, spread over the data, as one batch; with ranks, equal shares of them.
+
+        Held-out prompts where they have every column of the training prompts (reward functions need those), else training
+        prompts; fewer than `count` where there are fewer, or where the ranks can't share them evenly.
+        """
+        source = self._train if self._val is None or not self._covers(self._val) else self._val
+        available = min(count, len(source) if source is not None else 0)
+        available -= available % world_size
+        if source is None or not available:
+            raise DataError(f"There are no {count} prompts for {world_size} ranks to share: ask for fewer.")
+        places = [i * len(source) // available for i in range(available)]
+        return source.batch(tuple(places[rank::world_size]))
+
+    def _covers(self, prompts: _Prompts) -> bool:
+        return self._train is None or set(self._train.columns) <= set(prompts.columns)
+
     # ---- position
 
     def mark_consumed(self, batch: PromptBatch) -> None:

@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from signal_records import make_record, of_groups, signals_of
+from signal_records import make_record, of_groups
 
 from grpo_lightning.errors import ConfigError
-from grpo_lightning.signals import CATALOGUE, TemporalState, page_of, signal
+from grpo_lightning.signals import CATALOGUE, TemporalState, UpdateSize, finish, measure, page_of, signal
 from grpo_lightning.signals.temporal import _LEAST_NORMS
 
-ELSEWHERE = {"monitor_seconds", "eval_accuracy", "rollouts_resampled", "update_norm", "update_to_weight"}
+ELSEWHERE = {"monitor_seconds", "probe_seconds", "eval_accuracy", "rollouts_resampled"}
 
 
 def _everything() -> set[str]:
@@ -27,10 +27,12 @@ def _everything() -> set[str]:
         kl_coef=0.1,
         advantages=[[1.0, -0.5], [0.5, -0.5]],
     )
-    values = signals_of(of_groups(record, [0]), of_groups(record, [1]))
+    update = UpdateSize(update_squares=1.0, weight_squares=4.0)
+    parts = [measure(of_groups(record, [g]), update=update) for g in (0, 1)]
+    values = finish([part.pack() for part in parts], parts[0], record)
     state = TemporalState(source_ruler=[1.0, 1.0])
     for _ in range(max(20, _LEAST_NORMS)):
-        derived = state.update(values | {"update_norm": 1.0}, sources=[2.0, 2.0])
+        derived = state.update(values, sources=[2.0, 2.0])
     return set(values) | set(derived)
 
 
