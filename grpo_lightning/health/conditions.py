@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from grpo_lightning.health.feeds import Feed, Feeds
 from grpo_lightning.health.records import Condition
@@ -28,10 +29,25 @@ class Gauge:
         self._low = condition.low
         self.measure = _measure(condition, feeds)
         self.value: float | None = None
+        self.other: Gauge | None = None  # judged where the signal is not measured
+        if condition.else_signal is not None:
+            self.other = Gauge(replace(condition, signal=condition.else_signal, else_signal=None), feeds)
+
+    @property
+    def judged(self) -> Gauge:
+        """This gauge, or the one of the signal that stands in."""
+        other = self.other
+        return other if other is not None and not self.feed.seen and other.feed.seen else self
 
     def holds(self, *, fresh: bool = True) -> bool | None:
         """Whether the condition holds; with `fresh` only where the signal was measured at this step."""
+        if self.other is not None and self.judged is not self:
+            held = self.other.holds(fresh=fresh)
+            self.value = self.other.value
+            return held
         feed = self.feed
+        if self.condition.missing:
+            return not feed.seen
         if fresh and not feed.fresh:
             return None
         if not feed.finite:
@@ -46,6 +62,8 @@ class Gauge:
     @property
     def expected(self) -> float | None:
         """The level of the ruler, for the alert's message."""
+        if self.judged is not self:
+            return self.judged.expected
         condition = self.condition
         if condition.kind == "jump" or condition.ruler == "recent":
             return self.feed.recent(condition).level
@@ -58,7 +76,7 @@ class Gauge:
 def _measure(condition: Condition, feeds: Feeds) -> Measure:
     """What is held against the bound."""
     feed = feeds.of(condition.signal)
-    if condition.kind == "not_finite":
+    if condition.kind in ("not_finite", "missing"):
         return lambda: -math.inf  # a finite value never violates
     if condition.kind == "stairs":
         feed.stairs(condition.over_steps)
@@ -72,7 +90,7 @@ def _measure(condition: Condition, feeds: Feeds) -> Measure:
         return _jump(judged, feed.recent(condition))
     level, spread = _ruler(condition, feed)
     if condition.unit is not None:
-        spread = _unit(condition.unit, feeds)
+        spread = _unit(condition, feeds)
     return _against(condition, judged, level, spread if _by_z(condition) else None)
 
 
@@ -125,11 +143,13 @@ def _jump(judged: Measure, recent: Recent) -> Measure:
     return jump
 
 
-def _unit(signal: str, feeds: Feeds) -> Measure:
+def _unit(condition: Condition, feeds: Feeds) -> Measure:
     """What another signal usually is."""
-    feed = feeds.of(signal)
+    names = [name for name in (condition.unit, condition.else_unit) if name is not None]
+    candidates = [feeds.of(name) for name in names]
 
     def unit() -> float | None:
+        feed = next((feed for feed in candidates if feed.seen), candidates[0])
         usual = feed.usual()
         return usual if usual is not None and usual > 0 else None
 
@@ -159,7 +179,7 @@ def _against(condition: Condition, judged: Measure, level: Measure, spread: Meas
 
 def _trend(condition: Condition, feed: Feed, feeds: Feeds) -> Measure:
     window = feed.window(condition)
-    unit = _unit(condition.unit, feeds) if condition.unit is not None else None
+    unit = _unit(condition, feeds) if condition.unit is not None else None
     seconds = feeds.of("step_seconds") if condition.per == "hour" else None
     if seconds is not None:
         seconds.window(condition)

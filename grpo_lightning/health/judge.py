@@ -15,6 +15,7 @@ __all__ = ["Judge", "Verdict", "verdict_of"]
 
 Verdict = str  # healthy | warning | unhealthy
 _MANY = 1e6  # groups in a step whose number is not known
+_MOST_GROUPS = 64
 _SLACK = 1e-9
 _STATE_VERSION = 1
 
@@ -84,8 +85,12 @@ class Judge:
         return [
             (track.rule.name, missing)
             for track in self._plain
-            if (missing := next((s for s in track.rule.needed if not self._feeds[s].seen), None)) is not None
+            if (missing := next((s for s, other in track.rule.needed if not self._seen_any(s, other)), None))
+            is not None
         ]
+
+    def _seen_any(self, signal: str, other: str | None) -> bool:
+        return self._feeds[signal].seen or (other is not None and self._feeds[other].seen)
 
     def waiting(self) -> list[str]:
         """The rules whose ruler is not made yet."""
@@ -141,8 +146,9 @@ class _Track:
         self._unless = [Gauge(c, feeds) for c in rule.unless]
         self._milder = [Gauge(c, feeds) for c in rule.milder_when]
         self._feeds = feeds
-        if self.gauge is not None:
-            self.gauge.feed.keeps_history = True
+        for gauge in (self.gauge, self.gauge.other) if self.gauge is not None else ():
+            if gauge is not None:
+                gauge.feed.keeps_history = True
         for name in rule.show:
             feeds.of(name)
         self._steps = self._groups = self._seconds = self._quiet = 0.0
@@ -224,7 +230,7 @@ class _Track:
         milder = bool(self._milder) and all(gauge.holds(fresh=False) for gauge in self._milder)
         severity: Severity = "warning" if milder else self.rule.severity
         if self.alert is not None:
-            if severity == self.alert.severity or severity == "warning":
+            if severity in ("warning", self.alert.severity):
                 return None
             self.alert = replace(self.alert, severity=severity, action=self.rule.action)
             return AlertChange(change="escalated", step=moment.step, alert=self.alert)
@@ -237,7 +243,7 @@ class _Track:
         expected = gauge.expected if gauge is not None else None
         began = self._onset(moment)
         bound = gauge.bound if gauge is not None else float(len(rule.together))
-        signal = rule.condition.signal if rule.condition is not None else ",".join(rule.together)
+        signal = gauge.judged.feed.signal if gauge is not None else ",".join(rule.together)
         facts = {
             "value": value,
             "bound": bound,
@@ -268,7 +274,7 @@ class _Track:
         since = self._since if self._since is not None else moment.step
         if self.gauge is None:
             return since
-        history = list(self.gauge.feed.history)
+        history = list(self.gauge.judged.feed.history)
         if self.rule.before_steps < float("inf") and history:
             return history[0][0]
         if self.rule.kind == "not_finite":
@@ -288,28 +294,39 @@ class _Track:
 
 
 class _GroupGuess:
-    """How many groups a step has, where nobody says: one, if the dead share is only ever 0 or 1 and changes."""
+    """How many groups a row has, where nobody says: the dead share is a multiple of one over their number.
+
+    The smallest number up to 64 that all shares so far agree with, once six of them lie strictly between 0 and 1; or one,
+    if they are only ever 0 or 1 and change.
+    """
 
     def __init__(self) -> None:
         self._last: float | None = None
         self._changes = 0
-        self._between = False
+        self._between = 0
+        self._number = 1  # 0: no number agrees
 
     def groups(self, values: Mapping[str, float], span: float) -> float:
-        """Groups in the step, very many where not known."""
+        """Groups in the row, very many where not known."""
         dead = values.get("dead_group_fraction")
-        if dead is not None and not self._between:
-            if dead not in (0.0, 1.0):
-                self._between = True
-            elif self._last is not None and dead != self._last:
-                self._changes += 1
-            self._last = dead
-        return span if self._changes >= 3 and not self._between else _MANY
+        if dead is not None and dead == dead and self._number:
+            self._take(dead)
+        known = self._between >= 6 or (not self._between and self._changes >= 3)
+        return float(self._number) if known and self._number else _MANY
+
+    def _take(self, dead: float) -> None:
+        if 0.0 < dead < 1.0:
+            self._between += 1
+        if self._last is not None and dead != self._last:
+            self._changes += 1
+        self._last = dead
+        while self._number and abs(dead * self._number - round(dead * self._number)) > 2e-3:
+            self._number = self._number + 1 if self._number < _MOST_GROUPS else 0
 
     def state(self) -> list[Any]:
         """Plain types."""
-        return [self._last, self._changes, self._between]
+        return [self._last, self._changes, self._between, self._number]
 
     def load(self, state: Sequence[Any]) -> None:
         """The inverse of `state`."""
-        self._last, self._changes, self._between = state
+        self._last, self._changes, self._between, self._number = state

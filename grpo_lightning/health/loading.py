@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import string
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -18,9 +18,10 @@ from grpo_lightning.health.records import Condition, Rule
 
 __all__ = ["RECOVERABLE", "load_rules", "parse_rules", "runbook_path", "shipped_path", "shipped_rules"]
 
+_T = TypeVar("_T", Rule, Condition)
 _FOLDER = Path(__file__).parent / "shipped"
 _BOUNDS = (
-    "below", "above", "not_finite", "ruler_ratio_below", "ruler_ratio_above", "ruler_z_below", "ruler_z_above",
+    "below", "above", "not_finite", "missing", "ruler_ratio_below", "ruler_ratio_above", "ruler_z_below", "ruler_z_above",
     "trend_below", "trend_above", "jump_below", "jump_above", "stairs_above",
 )  # fmt: skip
 _FACTS = {"value": 0.0, "bound": 0.0, "steps": 0, "expected": 0.0, "signal": "", "step": 0, "onset": 0}
@@ -91,7 +92,7 @@ def parse_rules(text: str, *, signals: Collection[str] | None = None) -> list[Ru
 
 def _records(text: str) -> Sequence[Any]:
     try:
-        content = yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
+        content = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         raise ConfigError(f"this is not YAML: {' '.join(str(error).split())[:300]}.") from error
     if isinstance(content, Mapping) and set(content) == {"rules"}:
@@ -162,12 +163,14 @@ def _condition(record: Mapping[str, Any], where: str) -> Condition:
         found = " and ".join(bounds) if bounds else "none"
         raise ConfigError(f"{where} needs exactly one bound and has {found}: give one of {', '.join(_BOUNDS)}.")
     condition = _built(Condition, dict(record), where)
+    if condition.missing and "," not in where:
+        raise ConfigError(f"{where} has missing: it is a condition for when and unless; a rule needs a value to judge.")
     _check_condition(condition, bounds[0], where)
     return condition
 
 
 def _check_condition(condition: Condition, bound: str, where: str) -> None:
-    if not condition.not_finite and not math.isfinite(condition.bound):
+    if condition.kind not in ("not_finite", "missing") and not math.isfinite(condition.bound):
         raise ConfigError(f"{where} has {bound}: {condition.bound}, which can never decide: give a finite number.")
     for name in ("over_steps", "recent_steps"):
         if getattr(condition, name) < 1:
@@ -230,8 +233,14 @@ def _check_together(rule: Rule, names: Collection[str]) -> None:
 
 def _check_signals(rule: Rule, signals: Collection[str]) -> None:
     for name in rule.signals:
-        if name not in signals:
+        if name not in signals and not _patterned(name, signals):
             raise ConfigError(f"rule {rule.name} reads the signal {name!r}, which {_near(name, signals)}.")
+
+
+def _patterned(name: str, signals: Collection[str]) -> bool:
+    """True for names like `reward/mine_mean` where the signals hold `reward/<name>_mean`."""
+    patterns = [re.escape(s).replace("<name>", "[^/]+") for s in signals if "<name>" in s]
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def _near(name: str, names: Collection[str]) -> str:
@@ -254,8 +263,8 @@ def _names(value: Any, where: str) -> tuple[str, ...]:
 # ---- types
 
 
-def _built(kind: type[Any], given: dict[str, Any], where: str) -> Any:
-    types = _types(kind)
+def _built(kind: type[_T], given: dict[str, Any], where: str) -> _T:
+    types = get_type_hints(kind)
     for name, value in given.items():
         if name not in ("condition", "when", "unless", "milder_when", "together", "show"):
             given[name] = _typed(value, types[name], f"{where} has {name}: {_shown(value)}")
@@ -265,11 +274,6 @@ def _built(kind: type[Any], given: dict[str, Any], where: str) -> Any:
     if missing:
         raise ConfigError(f"{where} lacks {missing[0]}.")
     return kind(**given)
-
-
-@cache
-def _types(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _typed(value: Any, kind: Any, said: str) -> Any:

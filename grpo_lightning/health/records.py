@@ -26,7 +26,7 @@ Severity = Literal["warning", "critical"]
 Cause = Literal["environment", "data", "reward", "sampling", "algorithm"]
 RulerName = Literal["start", "highest", "lowest", "recent"]
 Statistic = Literal["mean", "median", "min", "max", "zero_share"]
-Kind = Literal["level", "ruler", "trend", "jump", "stairs", "not_finite", "together"]
+Kind = Literal["level", "ruler", "trend", "jump", "stairs", "not_finite", "missing", "together"]
 Change = Literal["firing", "escalated", "resolved"]
 
 
@@ -54,6 +54,7 @@ class Condition:
     below: float | None = None
     above: float | None = None
     not_finite: bool = False
+    missing: bool = False  # holds where the signal is not measured
     ruler_ratio_below: float | None = None
     ruler_ratio_above: float | None = None
     ruler_z_below: float | None = None  # (value - ruler) / the ruler's spread, or the level of `unit`
@@ -64,7 +65,9 @@ class Condition:
     jump_above: float | None = None
     stairs_above: float | None = None  # step-like rises inside the window
     ruler: RulerName = "start"
-    unit: str | None = None  # a signal whose ruler level is the unit of a z or a trend
+    unit: str | None = None  # a signal whose usual size is the unit of a z or a trend
+    else_signal: str | None = None  # judged where `signal` is not measured
+    else_unit: str | None = None
     over_steps: int = 1
     over_groups: int = 0
     recent_steps: int = 50
@@ -73,6 +76,12 @@ class Condition:
     relative_to: str | None = None  # judge signal / this signal
     absolute: bool = False  # judge the absolute value
     optional: bool = False  # in `when`: taken as true where the signal is not measured
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """Every signal that it reads."""
+        names = (self.signal, self.else_signal, self.unit, self.else_unit, self.relative_to)
+        return tuple(name for name in names if name is not None)
 
     @property
     def bound(self) -> float:
@@ -105,8 +114,8 @@ class Condition:
     @property
     def kind(self) -> Kind:
         """Which of the rule kinds the bound makes it."""
-        if self.not_finite:
-            return "not_finite"
+        if self.not_finite or self.missing:
+            return "not_finite" if self.not_finite else "missing"
         names: tuple[Kind, ...] = ("level",) * 2 + ("ruler",) * 4 + ("trend",) * 2 + ("jump",) * 2 + ("stairs",)
         return next(kind for kind, bound in zip(names, self._bounds(), strict=True) if bound is not None)
 
@@ -149,16 +158,18 @@ class Rule:
         return (*main, *self.when, *self.unless, *self.milder_when)
 
     @property
-    def needed(self) -> tuple[str, ...]:
-        """The signals without which it can't be judged."""
+    def needed(self) -> tuple[tuple[str, str | None], ...]:
+        """The signals without which it can't be judged, each with the one that may stand in."""
         main = (self.condition,) if self.condition is not None else ()
-        needed = [c for c in (*main, *self.when) if not c.optional]
-        return tuple(dict.fromkeys(s for c in needed for s in (c.signal, c.unit, c.relative_to) if s is not None))
+        needed = [c for c in (*main, *self.when) if not (c.optional or c.missing)]
+        names = [(c.signal, c.else_signal) for c in needed] + [(c.unit, c.else_unit) for c in needed]
+        names += [(c.relative_to, None) for c in needed]
+        return tuple(dict.fromkeys((first, other) for first, other in names if first is not None))
 
     @property
     def signals(self) -> tuple[str, ...]:
         """Every signal that it reads."""
-        read = [s for c in self.conditions for s in (c.signal, c.unit, c.relative_to) if s is not None]
+        read = [s for c in self.conditions for s in c.signals]
         return tuple(dict.fromkeys((*read, *self.show)))
 
 
