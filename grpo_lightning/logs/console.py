@@ -12,8 +12,21 @@ from grpo_lightning.logs.records import CUT, Row, Tally
 __all__ = ["VERL_LINE", "dict_rows", "is_metrics", "nemo_rows", "verl_rows"]
 
 MARKERS = frozenset(
-    ("loss", "reward", "kl", "policy_loss", "reward_mean", "kl_divergence", "grad_norm", "train_runtime", "train_loss")
-    + ("reward_std", "eval_loss", "eval_reward", "eval_accuracy")
+    (
+        "loss",
+        "reward",
+        "kl",
+        "policy_loss",
+        "reward_mean",
+        "reward_std",
+        "kl_divergence",
+        "grad_norm",
+        "train_runtime",
+        "train_loss",
+        "eval_loss",
+        "eval_reward",
+        "eval_accuracy",
+    )
 )
 PREFIXES = ("actor/", "critic/", "completions/", "rewards/", "response_length/", "Training Loss")
 _DICT = re.compile(r"\{\s*['\"][^{}]*\}")
@@ -63,7 +76,7 @@ def dict_rows(lines: Iterable[str], tally: Tally) -> Iterator[Row]:
             values = parse_dict(match[0])
             if values is not None and is_metrics(values):
                 found += 1
-                step = _STEP_BEFORE.search(before[-60:])
+                step = _STEP_BEFORE.search(before[-60:]) if "tep" in before or "TEP" in before else None
                 yield Row(values, int(step[1]) if step else None, bar, total)
             elif values is None and _looks_like_metrics(match[0]):
                 tally.skip()

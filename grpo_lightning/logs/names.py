@@ -35,6 +35,7 @@ NOT_RL = frozenset({"loss", "lr", "grad_norm", "entropy", "step_seconds", "kl_co
 UNKNOWN_AT_MOST = 100
 LAYOUTS_AT_MOST = 1000
 NAN = float("nan")
+_SLASH = re.compile(r"\s*/\s*")
 _SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("verl", re.compile(r"(actor/|critic/|response_length/|prompt_length/|val-core/).*")),
     (
@@ -124,13 +125,13 @@ class Translator:
 
     def _note_unknown(self, key: str, cleaned: str) -> None:
         if len(self.unknown) < UNKNOWN_AT_MOST:
-            self.unknown[key[:120]] = _near(cleaned)
+            self.unknown["".join(sign if sign.isprintable() else "?" for sign in key[:120])] = _near(cleaned)
 
 
 @lru_cache(maxsize=4096)
 def clean_key(key: str) -> str:
     """A key without what an export adds: ``train/kl`` and ``completions / mean_length`` and ``2_health/kl``."""
-    text = key.strip().replace(" / ", "/")
+    text = _SLASH.sub("/", key.strip())
     for prefix in ("train/", "1_overview/", "2_health/", "3_diagnosis/"):
         text = text.removeprefix(prefix)
     text = {"Training Loss": "loss", "Validation Loss": "eval_loss"}.get(text, text)

@@ -19,7 +19,7 @@ _WRAPPED = re.compile(
 )
 _PYTHON = re.compile(r"([:\[,]\s*)(-?)(nan|inf|infinity|None|True|False)(?=\s*[,}\]])", re.IGNORECASE)
 _JSON = {"nan": "NaN", "inf": "Infinity", "infinity": "Infinity", "none": "null", "true": "true", "false": "false"}
-_decode = json.JSONDecoder(parse_int=float).decode
+_decode = json.JSONDecoder(parse_int=float).raw_decode
 
 
 def number(value: Any) -> float | None:
@@ -46,12 +46,12 @@ def whole(value: Any) -> int | None:
 
 def parse_dict(text: str) -> dict[str, Any] | None:
     """A dict printed by Python or JSON, or None. Nothing is evaluated."""
-    for attempt in _as_json(text):
+    for attempt in _as_json(text.strip()):
         try:
-            found = _decode(attempt)
+            found, end = _decode(attempt)
         except (ValueError, RecursionError):
             continue
-        return found if isinstance(found, dict) else None
+        return found if isinstance(found, dict) and end == len(attempt) else None
     return _literal(text)
 
 

@@ -148,8 +148,10 @@ class Survey:
         if row.step is not None:
             segment.steps = (segment.steps[0] if segment.steps else row.step, row.step)
             return
+        missing = self.rows - len(self._places[0])
         for place, value in zip(self._places, row.place, strict=True):
-            place.extend([math.nan] * (self.rows - len(place)))
+            if missing:
+                place.extend([math.nan] * missing)
             place.append(value)
 
     def _see_bar(self, row: Parsed, segment: Segment) -> None:

@@ -165,12 +165,13 @@ length_growth_per_hour update_norm_rolling nonfinite_count_loss nonfinite_count_
 nonfinite_count_rewards nonfinite_count_advantages nonfinite_count_logprobs nonfinite_count_old_logprobs
 nonfinite_count_ref_logprobs nonfinite_count_sampler_logprobs nonfinite_count_entropies prompt_length_mean
 prompt_length_min prompt_length_max prompt_length_p95 prompt_length_spread prompt_tokens_total
-rank_advantage_gap eval_accuracy
+rank_advantage_gap eval_accuracy probe_seconds
 """.split())  # noqa: SIM905
 _OURS: Table = {
     **{name: (name, "") for name in OWN},
     **{f"reward/<fn>_{kind}": (f"reward/<fn>_{kind}", "") for kind in ("mean", "std", "missing", "errors", "seconds")},
-    **{f"eval_reward/<fn>_{kind}": (f"eval_reward/<fn>_{kind}", "") for kind in ("mean",)},
+    "eval_reward/<fn>_mean": ("eval_reward/<fn>_mean", ""),
+    **{f"probe_{name}": (f"probe_{name}", "") for name in OWN if not name.startswith(("probe", "eval"))},
     "eval_response_length_mean": ("eval_response_length_mean", ""),
     "eval_truncated_fraction": ("eval_truncated_fraction", ""),
 }
@@ -187,7 +188,7 @@ SCALES: dict[str, float] = {"baseline_reward/pct_0": 0.01, "baseline_reward/pct_
 _EVERYWHERE = (
     r"_?(step|steps|global_step|max_steps|iteration|row|index|rank|pid)", r"Step", r"(train/|trainer/|training/)?global_step(/max_steps)?", r"_(runtime|timestamp|wandb.*|rank)", r"(train/)?epoch",
     r"(train|eval)_(runtime|loss|samples_per_second|steps_per_second|tokens_per_second|jit_compilation_time)", r"total_flos", r"profiling/.*", r"system/.*", r"timing.*", r"perf/.*",
-    r"memory.*", r"percentage", r"num_tokens", r"(num_)?input_tokens_seen", r"eval_.*", r"val(idation)?[/-].*", r"(relative_)?time", r"timestamp", r"run(name|_id)?", r"seed", r"aux_loss",
+    r"memory.*", r"percentage", r"train_speed.*", r"(elapsed|remaining)_time", r"num_tokens", r"(num_)?input_tokens_seen", r"eval_.*", r"val(idation)?[/-].*", r"(relative_)?time", r"timestamp", r"run(name|_id)?", r"seed", r"aux_loss",
 )
 IGNORED: dict[str, tuple[str, ...]] = {
     "trl": (
@@ -195,8 +196,7 @@ IGNORED: dict[str, tuple[str, ...]] = {
         r"objective/.*",
     ),
     "ms-swift": (
-        r"completions/(mean|min|max)_terminated_length", r"clip_ratio(/.*)?", r"entropy/(max|min|threshold)", r"num_turns", r"rollout_correction/.*", r"train_speed.*", r"percentage",
-        r"(elapsed|remaining)_time", r"cispo_clip_ratio", r"sampling/.*", r"token_acc", r"frac_.*",
+        r"completions/(mean|min|max)_terminated_length", r"clip_ratio(/.*)?", r"entropy/(max|min|threshold)", r"num_turns", r"rollout_correction/.*", r"cispo_clip_ratio", r"sampling/.*", r"token_acc", r"frac_.*",
     ),
     "verl": (
         r"critic/(returns|values|vf_.*|vpred_.*|grad_norm|lr).*", r"actor/(ppo_kl|pg_clipfrac.*|.*coeff?|.*)", r"response(_length_non_aborted|/).*", r"prompt_length/.*", r"training/.*",
@@ -211,7 +211,7 @@ IGNORED: dict[str, tuple[str, ...]] = {
         r"dynamic_sampling_.*", r".*_seq_mult_prob_error.*", r"masked_correct_pct", r".*_(rate|pct)", r".*gen_tokens.*", r".*turns.*", r"global_valid_.*", r"(total|mean|max|min)_.*tokens.*", r"filtered_reward", r"performance/.*",
         r"ray/.*", r"moe/.*", r"draft_loss", r"mean_prompt_length",
     ),
-    "grpo-lightning": (r"probe_.*", r"eval_.*"),
+    "grpo-lightning": (r"eval_.*",),
 }
 IGNORED = {trainer: (*_EVERYWHERE, *patterns) for trainer, patterns in IGNORED.items()}
 # fmt: on
