@@ -62,10 +62,13 @@ def metric_of(name: str) -> Metric:
             name=f"{PREFIX}reward_function_{found['statistic']}", help=text, labels={"function": found["function"]}
         )
     clean = PREFIX + re.sub(r"[^a-zA-Z0-9_]", "_", name)
-    labels = {} if clean == PREFIX + name else {"signal": name}
-    if clean.endswith(_RESERVED) or clean in OWN_METRICS:
-        clean += "_value"
-    return Metric(name=clean, help=_help(name), labels=labels)
+    alike = clean.endswith("_value") and _is_taken(clean.removesuffix("_value"))  # another signal may get this name
+    labels = {"signal": name} if alike or clean != PREFIX + name else {}
+    return Metric(name=f"{clean}_value" if _is_taken(clean) else clean, help=_help(name), labels=labels)
+
+
+def _is_taken(name: str) -> bool:
+    return name.endswith(_RESERVED) or name in OWN_METRICS
 
 
 def _help(name: str) -> str:

@@ -51,7 +51,7 @@ class PrometheusSink:
             return
         self._served = _serve(self._collector, _checked(port), host)
         if targets_dir is not None:
-            self._target = _write_target(Path(targets_dir), run_id or str(os.getpid()), self.address)
+            self._announce(Path(targets_dir), run_id or str(os.getpid()))
 
     @property
     def address(self) -> str:
@@ -79,6 +79,13 @@ class PrometheusSink:
             server.server_close()
             thread.join(timeout=5)
             self._served = None
+
+    def _announce(self, folder: Path, name: str) -> None:
+        try:
+            self._target = _write_target(folder, name, self.address)
+        except ConfigError:
+            self.close()
+            raise
 
 
 def _checked(port: int | str) -> int:
