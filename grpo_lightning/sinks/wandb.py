@@ -22,7 +22,7 @@ __all__ = ["WandbSink"]
 
 _log = logging.getLogger(__name__)
 
-_COLUMNS = ["step", "rule", "severity", "action", "value", "bound", "summary"]
+_COLUMNS = ["step", "rule", "state", "severity", "action", "value", "bound", "summary"]
 
 
 class WandbSink:
@@ -125,6 +125,8 @@ class WandbSink:
         summary = str(told.get("summary", ""))
         known = {**told, "step": row.step, "rule": row.name, "summary": summary}
         self._alerts.append([_cell(known.get(column)) for column in _COLUMNS])
+        if told.get("state") == "resolved":
+            return
         level = self._wandb.AlertLevel.ERROR if told.get("severity") == "critical" else self._wandb.AlertLevel.WARN
         title = f"{run.name or run.id}: {row.name} at step {row.step}"  # W&B sends one title once a minute at most
         run.alert(title=title, text=f"{summary} (run {run.id})", level=level)

@@ -109,9 +109,17 @@ def metrics(folder: Path) -> list[Any]:
 def test_alerts_arrive_as_alerts_and_as_a_table(tmp_path: Path) -> None:
     sink = load_sink("wandb", mode="offline", dir=tmp_path, run_id="r1", run_name="one")
     sink.write_step(step(3, kl=0.5))
-    told = {"severity": "critical", "action": "pause", "value": 0.25, "bound": 0.5, "summary": "std <b>0.25</b>"}
+    told = {
+        "state": "firing",
+        "severity": "critical",
+        "action": "pause",
+        "value": 0.25,
+        "bound": 0.5,
+        "summary": "std <b>0.25</b>",
+    }
     sink.write_event(event("alert", "variance_low", **told))
     sink.write_event(event("alert", "length_high", severity="warning", action="notify", summary="long"))
+    sink.write_event(event("alert", "variance_low", number=9, **{**told, "state": "resolved"}))
     sink.write_event(event("evaluation", "val", eval_accuracy=0.75))
     sink.write_event(event("recovery", "skip_update"))
     sink.write_event(event("recovery", "skip_update", number=4))
@@ -129,10 +137,11 @@ def test_alerts_arrive_as_alerts_and_as_a_table(tmp_path: Path) -> None:
         2,
     ]
     (table,) = [json.loads(path.read_text()) for path in tmp_path.rglob("alerts*.table.json")]
-    assert table["columns"] == ["step", "rule", "severity", "action", "value", "bound", "summary"]
+    assert table["columns"] == ["step", "rule", "state", "severity", "action", "value", "bound", "summary"]
     assert table["data"] == [
-        ["3", "variance_low", "critical", "pause", "0.25", "0.5", "std <b>0.25</b>"],
-        ["3", "length_high", "warning", "notify", None, None, "long"],
+        ["3", "variance_low", "firing", "critical", "pause", "0.25", "0.5", "std <b>0.25</b>"],
+        ["3", "length_high", None, "warning", "notify", None, None, "long"],
+        ["9", "variance_low", "resolved", "critical", "pause", "0.25", "0.5", "std <b>0.25</b>"],
     ]
 
 

@@ -47,6 +47,7 @@ def test_two_runs_on_one_prometheus_stay_apart(tmp_path: Path) -> None:
             (fired,) = server.wait_for('ALERTS{alertname="variance_collapse"}', 1)
             assert fired["metric"]["run_id"] == "r2"
             assert fired["metric"]["judged_by"] == "run"
+            assert float(fired["value"][1]) == 1
             health = [target["health"] for target in server.get("targets")["activeTargets"]]
             assert health == ["up", "up"]
             runs["r1"].close()

@@ -8,9 +8,11 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -158,15 +160,54 @@ def test_what_is_measured_seldom_stays_until_it_is_measured_again(sink: Promethe
 
 
 def test_alerts_and_recoveries_are_counted(sink: PrometheusSink) -> None:
-    low = {"rule": "low", "severity": "critical", "action": "pause"}
-    for key in ("low@3", "low@3", "low@9"):  # one comes twice: as it rises in severity, say
-        sink.write_event(event("alert", "low", key=key, **low))
+    low = {"rule": "low", "severity": "critical", "action": "notify"}
+    for key in ("low@3", "low@3", "low@9"):  # one comes twice
+        sink.write_event(event("alert", "low", key=key, state="firing", **low))
     sink.write_event(event("recovery", "skip_update"))
     sink.write_event(event("note", "n"))
     found = samples(sink)
     assert value(found, "grpo_alerts_total", **low) == 2
     assert value(found, "grpo_alert_open", **low) == 2
     assert value(found, "grpo_recoveries_total", kind="skip_update") == 1
+
+
+def test_an_alert_rises_in_severity_and_is_resolved(sink: PrometheusSink) -> None:
+    mild = {"rule": "low", "severity": "warning", "action": "notify"}
+    hard = {"rule": "low", "severity": "critical", "action": "notify"}
+    sink.write_event(event("alert", "low", key="low@3", state="firing", **mild))
+    sink.write_event(event("alert", "low", key="low@3", state="escalated", **hard))
+    found = samples(sink)
+    assert value(found, "grpo_alert_open", **mild) is None
+    assert value(found, "grpo_alert_open", **hard) == 1
+    sink.write_event(event("alert", "low", key="low@3", state="resolved", **hard))
+    found = samples(sink)
+    assert value(found, "grpo_alert_open", **hard) is None
+    assert value(found, "grpo_alerts_total", **mild) == 1, "one alert, counted as it was raised"
+
+
+@pytest.mark.parametrize(
+    ("action", "seen", "waits"),
+    [("pause", False, True), ("pause", True, False), ("notify", False, False)],
+    ids=["pause-unseen", "pause-seen", "notify"],
+)
+def test_a_run_that_pauses_waits_for_a_scrape_that_sees_why(action: str, seen: bool, waits: bool) -> None:
+    made = PrometheusSink(port="auto", run_id="r1", linger=0.6)
+    samples(made)
+    made.write_event(event("alert", "low", severity="critical", action=action, state="firing"))
+    if seen:
+        samples(made)
+    started = time.monotonic()
+    made.close()
+    assert (time.monotonic() - started >= 0.6) == waits
+
+
+def test_the_wait_ends_with_the_scrape() -> None:
+    made = PrometheusSink(port="auto", run_id="r1", linger=30)
+    made.write_event(event("alert", "low", severity="critical", action="pause", state="firing"))
+    Timer(0.2, lambda: scrape(made)).start()
+    started = time.monotonic()
+    made.close()
+    assert time.monotonic() - started < 10
 
 
 HOSTILE = ['"} 1\nevil 1', "a\\", "\ud800", "ünï", "x" * 5000]

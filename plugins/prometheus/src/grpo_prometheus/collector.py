@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 from prometheus_client.metrics_core import Metric as Family
@@ -36,7 +36,9 @@ class RunCollector(Collector):
         self._seldom: dict[str, float] = {}
         self._evaluation_step: int | None = None
         self._raised: Counter[_Labels] = Counter()
+        self._seen: set[str] = set()  # alerts' ids
         self._open: dict[str, _Labels] = {}  # by the alert's id
+        self._shown = Event()  # a scrape has seen the newest alert
         self._recoveries: Counter[_Labels] = Counter()
 
     def step(self, row: StepRow) -> None:
@@ -59,16 +61,28 @@ class RunCollector(Collector):
                 self._seldom.update(_numbers(row.payload))
 
     def _alert(self, row: EventRow) -> None:
-        """Count an alert once, however often its row comes; one that says it is closed is open no more."""
+        """Count an alert once, however often its row comes: it may rise in severity, and ends with `resolved`."""
         told = row.payload
         labels = (
             ("rule", str(told.get("rule", row.name))),
             ("severity", str(told.get("severity", ""))),
             ("action", str(told.get("action", ""))),
         )
-        if row.key not in self._open:
+        if row.key not in self._seen:
             self._raised[labels] += 1
-        self._open[row.key] = labels
+        self._seen.add(row.key)
+        if told.get("state") == "resolved":
+            self._open.pop(row.key, None)
+        else:
+            self._open[row.key] = labels
+        self._shown.clear()
+
+    def wait_until_shown(self, seconds: float) -> None:
+        """Wait for a scrape where an open alert pauses the run and none has seen it: the run is about to end."""
+        with self._lock:
+            pausing = any(("action", "pause") in labels for labels in self._open.values())
+        if pausing:
+            self._shown.wait(seconds)
 
     def collect(self) -> Iterator[Family]:
         """The families of one scrape."""
@@ -76,6 +90,7 @@ class RunCollector(Collector):
             row, seldom = self._step, dict(self._seldom)
             raised, open_now = dict(self._raised), Counter(self._open.values())
             recoveries, evaluated = dict(self._recoveries), self._evaluation_step
+            self._shown.set()
         yield from self._about_the_run(row, evaluated)
         yield from self._signals({**seldom, **(row.values if row else {})})
         yield self._family("grpo_alerts", "counter", raised)

@@ -29,7 +29,7 @@ OWN_METRICS = {
     "grpo_run_info": "1; the labels name and describe the run",
     "grpo_alerts": "Alerts raised in this segment",
     "grpo_alerts_total": "Alerts raised in this segment",
-    "grpo_alert_open": "Alerts of this segment that nobody has acknowledged",
+    "grpo_alert_open": "Alerts of this segment whose rule still holds",
     "grpo_recoveries": "Automatic recoveries in this segment",
     "grpo_recoveries_total": "Automatic recoveries in this segment",
     "grpo_evaluation_step": "The optimizer step of the last evaluation",

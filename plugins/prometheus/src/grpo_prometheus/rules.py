@@ -168,7 +168,8 @@ def _alert(rule: Rule, expr: str, *, summary: str, judged_by: str) -> dict[str, 
     if rule.runbook:
         annotations["runbook"] = _literal(rule.runbook)
     labels = {"rule": rule.name, "severity": rule.severity, "cause": rule.cause, "judged_by": judged_by}
-    return {"alert": rule.name, "expr": expr, "labels": labels, "annotations": annotations}
+    kept = {"keep_firing_for": "1h"} if rule.action == "pause" else {}  # the run has ended by then
+    return {"alert": rule.name, "expr": expr, **kept, "labels": labels, "annotations": annotations}
 
 
 def _template(rule: Rule) -> str:

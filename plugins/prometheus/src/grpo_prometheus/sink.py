@@ -29,6 +29,7 @@ class PrometheusSink:
         host: the address that it listens on; only this machine reaches the default.
         targets_dir: a folder for ``<run_id>.json``, a target file for Prometheus's file-based service discovery; written
             at the start, removed at the end.
+        linger: at the end of a run that an alert pauses, the most seconds to wait for a scrape that sees the alert.
         run_id: the run's id.
         run_name: the run's name; its id when not given.
         description: what the run is for; a label of ``grpo_run_info``.
@@ -40,11 +41,13 @@ class PrometheusSink:
         port: int | Literal["auto"] = 0,
         host: str = "127.0.0.1",
         targets_dir: str | Path | None = None,
+        linger: float = 8.0,
         run_id: str = "",
         run_name: str = "",
         description: str = "",
     ) -> None:
         self._collector = RunCollector(run_id=run_id, run_name=run_name, description=description)
+        self._linger = linger
         self._served: tuple[WSGIServer, Thread] | None = None
         self._target: Path | None = None
         if port == 0:
@@ -71,6 +74,8 @@ class PrometheusSink:
 
     def close(self) -> None:
         """Stop serving and take the target file away."""
+        if self._served is not None:
+            self._collector.wait_until_shown(self._linger)
         if self._target is not None:
             self._target.unlink(missing_ok=True)
         if self._served is not None:
