@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from grpo_lightning.logs.numbers import number, parse_dict, whole
+from grpo_lightning.logs.numbers import parse_dict, whole
 from grpo_lightning.logs.records import CUT, Row, Tally
 
 __all__ = ["VERL_LINE", "dict_rows", "is_metrics", "nemo_rows", "verl_rows"]
@@ -29,6 +29,7 @@ MARKERS = frozenset(
     )
 )
 PREFIXES = ("actor/", "critic/", "completions/", "rewards/", "response_length/", "Training Loss")
+LINE_HEAD = 500  # words are looked for in a line's beginning
 _DICT = re.compile(r"\{\s*['\"][^{}]*\}")
 _BAR = re.compile(r"(\d{1,9})/(\d{1,9}) \[")
 _STEP_BEFORE = re.compile(r"\bstep\W{0,3}(\d{1,12})(?:/\d+)?\W{0,5}$", re.IGNORECASE)
@@ -63,7 +64,7 @@ def dict_rows(lines: Iterable[str], tally: Tally) -> Iterator[Row]:
         if "{" not in line:
             if "/" in line and (bars := _BAR.findall(line)):
                 bar, total = map(int, bars[-1])
-            elif _RESUME.search(line):
+            elif _resumes(line):
                 yield Row({}, mark="resume")
             elif "logging_steps" in line:
                 _logging_steps(line, tally)
@@ -91,6 +92,10 @@ def _rest_of_line(rest: str, found: int, tally: Tally) -> None:
         _logging_steps(rest, tally)
 
 
+def _resumes(line: str) -> bool:
+    return _RESUME.search(line[:LINE_HEAD]) is not None
+
+
 def _logging_steps(line: str, tally: Tally) -> None:
     if match := _LOGGING_STEPS.search(line):
         tally.logging_steps = int(match[1]) or None
@@ -108,29 +113,21 @@ def verl_rows(lines: Iterable[str], tally: Tally) -> Iterator[Row]:
     for line in lines:
         match = VERL_LINE.search(line) if "step:" in line else None
         if match is None:
-            if _RESUME.search(line):
+            if _resumes(line):
                 yield Row({}, mark="resume")
             continue
-        values: dict[str, Any] = {}
-        parts = line[match.end() :].split(" - ")
-        if tally.cut and parts:
+        parts = line[match.end() :].partition(" [repeated ")[0].split(" - ")
+        if tally.cut:
             parts.pop()
             tally.note(CUT)
+        values: dict[str, Any] = {}
         for part in parts:
-            key, colon, text = part.strip().rpartition(":")
-            if not colon or not key:
+            key, colon, text = part.rpartition(":")
+            if colon and key:
+                values[key.strip()] = text
+            else:
                 tally.skip()
-                continue
-            values[key] = text.split(None, 1)[0] if text.strip() else ""
-        yield Row({key: _verl_number(text) for key, text in values.items()}, int(match[1]))
-
-
-def _verl_number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        found = number(text)
-        return text if found is None else found
+        yield Row(values, int(match[1]))
 
 
 def nemo_rows(lines: Iterable[str], tally: Tally) -> Iterator[Row]:
@@ -142,9 +139,9 @@ def nemo_rows(lines: Iterable[str], tally: Tally) -> Iterator[Row]:
             if values:
                 yield Row(values, step)
             step, values = whole(match[1]), {}
-        elif (match := _NEMO_VALUE.match(line)) and match[1].strip() in _NEMO_NAMES:
+        elif (match := _NEMO_VALUE.match(line[:LINE_HEAD])) and match[1].strip() in _NEMO_NAMES:
             values[_NEMO_NAMES[match[1].strip()]] = match[2].rstrip("s,") if match[1] == "Total step time" else match[2]
-        elif _RESUME.search(line):
+        elif _resumes(line):
             yield Row({}, mark="resume")
     if values:
         yield Row(values, step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from html.parser import HTMLParser
+from html import unescape
 from typing import Any
 
 from grpo_lightning.errors import DataError
@@ -20,9 +20,9 @@ __all__ = ["json_rows", "line_rows", "notebook_rows"]
 OBJECT_CHARS = 8 << 20
 NOTEBOOK_BYTES = 128 << 20
 BROKEN_AT_MOST = 1000
-CELLS_AT_MOST = 200_000
 _HISTORY = re.compile(r'"log_history"\s*:\s*\[')
 _LIST = re.compile(r"\[\s*(?=\{)")
+_TOKEN = re.compile(r"<(/?)([a-zA-Z]\w*)[^<>]*>|[^<]+|<")
 _NEXT = re.compile(r"[{\]]")
 _decode = json.JSONDecoder(parse_int=float).raw_decode
 
@@ -152,35 +152,25 @@ def _table_rows(table: list[list[str]]) -> Iterator[Row]:
 
 
 def _tables(page: str) -> list[list[list[str]]]:
-    reader = _TableReader()
-    reader.feed(page)
-    return reader.tables
+    """The cells of a page's tables as text. Linear in the page, whatever it holds."""
+    tables: list[list[list[str]]] = []
+    inside = False
+    for match in _TOKEN.finditer(page):
+        closing, tag = match[1], (match[2] or "").lower()
+        if tag in ("table", "tr", "td", "th"):
+            inside = not closing and _open(tag, tables)
+        elif inside and not tag:
+            tables[-1][-1][-1] += unescape(match[0])
+    return tables
 
 
-class _TableReader(HTMLParser):
-    """The cells of a page's tables as text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self._open = False
-        self._cells = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr" and self.tables:
-            self.tables[-1].append([])
-        elif tag in ("td", "th") and self.tables and self.tables[-1]:
-            self._cells += 1
-            self._open = self._cells <= 50 * CELLS_AT_MOST
-            if self._open:
-                self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("td", "th", "tr", "table"):
-            self._open = False
-
-    def handle_data(self, data: str) -> None:
-        if self._open:
-            self.tables[-1][-1][-1] += data
+def _open(tag: str, tables: list[list[list[str]]]) -> bool:
+    """Begins a table, a row or a cell; whether text from here on is a cell's."""
+    if tag == "table":
+        tables.append([])
+    elif tables and tag == "tr":
+        tables[-1].append([])
+    elif tables and tables[-1] and tag in ("td", "th"):
+        tables[-1][-1].append("")
+        return True
+    return False

@@ -34,6 +34,7 @@ AVERAGED = frozenset({"eval_accuracy", "eval_reward_mean"})  # several data sets
 NOT_RL = frozenset({"loss", "lr", "grad_norm", "entropy", "step_seconds", "kl_coef", "policy_loss"})
 UNKNOWN_AT_MOST = 100
 LAYOUTS_AT_MOST = 1000
+KEY_CHARS = 200  # of a longer key the beginning counts
 NAN = float("nan")
 _SLASH = re.compile(r"\s*/\s*")
 _SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -131,7 +132,7 @@ class Translator:
 @lru_cache(maxsize=4096)
 def clean_key(key: str) -> str:
     """A key without what an export adds: ``train/kl`` and ``completions / mean_length`` and ``2_health/kl``."""
-    text = _SLASH.sub("/", key.strip())
+    text = _SLASH.sub("/", key[:KEY_CHARS].strip())
     for prefix in ("train/", "1_overview/", "2_health/", "3_diagnosis/"):
         text = text.removeprefix(prefix)
     text = {"Training Loss": "loss", "Validation Loss": "eval_loss"}.get(text, text)

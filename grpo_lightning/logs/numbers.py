@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 __all__ = ["STEPS_UP_TO", "flatten", "number", "parse_dict", "whole"]
 
 LITERAL_CHARS = 65_536  # a longer dict that is not JSON is not read
+NUMBER_CHARS = 10_000
 DEPTH = 4
 STEPS_UP_TO = 2**53
 EMPTY = frozenset({"", "-", "none", "null", "no log", "n/a"})
 _WRAPPED = re.compile(
-    r"\b(?:np|numpy|torch|jnp)?\.?(?:float\d*|int\d*|uint\d*|bfloat16|tensor|array|Tensor|Array)\(\s*([^(),]*)[^()]*\)"
+    r"\b(?:np|numpy|torch|jnp)?\.?(?:float\d*|int\d*|uint\d*|bfloat16|tensor|array|Tensor|Array)\(([^(),]*)(?:,[^()]*)?\)"
 )
 _PYTHON = re.compile(r"([:\[,]\s*)(-?)(nan|inf|infinity|None|True|False)(?=\s*[,}\]])", re.IGNORECASE)
 _JSON = {"nan": "NaN", "inf": "Infinity", "infinity": "Infinity", "none": "null", "true": "true", "false": "false"}
@@ -68,9 +70,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict
 
 
 def _of_text(value: Any) -> float | None:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or len(value) > NUMBER_CHARS:
         return None
     text = value.strip()
+    if text.startswith("np.float64(") and text.endswith(")"):  # most of verl's
+        return float(text[11:-1])
     if text.lower() in EMPTY:
         return None
     if "(" in text:
@@ -96,7 +100,9 @@ def _literal(text: str) -> dict[str, Any] | None:
     if len(text) > LITERAL_CHARS:
         return None
     try:
-        found = ast.literal_eval(_WRAPPED.sub(r"\1", text))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # 1or 2
+            found = ast.literal_eval(_WRAPPED.sub(r"\1", text))
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
     return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else None

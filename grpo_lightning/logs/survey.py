@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
+from grpo_lightning.errors import DataError
 from grpo_lightning.logs.records import Parsed
 
 __all__ = ["Segment", "Survey"]
@@ -18,6 +19,7 @@ __all__ = ["Segment", "Survey"]
 GROUPS_AT_MOST = 64
 LOOKED_AT = 2000  # rows that tell what reward_std is and how many groups a row holds
 DIFFERENCES = 1000
+SEGMENTS_AT_MOST = 100_000
 
 
 @dataclass(kw_only=True, slots=True)
@@ -93,6 +95,10 @@ class Survey:
     def feed(self, row: Parsed) -> None:
         """Takes a training row."""
         if not self.segments or self._breaks(row):
+            if len(self.segments) >= SEGMENTS_AT_MOST:
+                raise DataError(
+                    f"the log's rows are in no order ({SEGMENTS_AT_MOST} times a step goes back): sort them by step."
+                )
             self.segments.append(Segment(start=self.rows, resumed=self._pending == "resume"))
             self._last = None
         self._pending = ""

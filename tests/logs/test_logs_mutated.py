@@ -122,20 +122,19 @@ def _mutated(seed: int) -> tuple[bytes, str | None]:
 
 
 def _check(seeds: range, path: Path) -> int:
-    read_logs = 0
-    for seed in seeds:
-        data, format = _mutated(seed)
-        path.write_bytes(data)
-        try:
-            steps = list(open_log(path, format=format))
-        except DataError as error:
-            assert "\n" not in str(error)
-            continue
-        except Exception as error:
-            raise AssertionError(f"seed {seed}") from error
-        _is_sound(steps, seed)
-        read_logs += 1
-    return read_logs
+    return sum(_reads(seed, path) for seed in seeds)
+
+
+def _reads(seed: int, path: Path) -> bool:
+    data, format = _mutated(seed)
+    path.write_bytes(data)
+    try:
+        _is_sound(list(open_log(path, format=format)), seed)
+    except DataError:
+        return False
+    except Exception as error:
+        raise AssertionError(f"seed {seed}") from error
+    return True
 
 
 def _is_sound(steps: list[LogStep], seed: int) -> None:
@@ -152,3 +151,35 @@ def test_mutated_logs_are_read_or_refused(tmp_path):
 @pytest.mark.parametrize("start", range(300, 5300, 500))
 def test_five_thousand_mutated_logs(start, tmp_path):
     assert _check(range(start, start + 500), tmp_path / "log") > 250
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "resuming " * 60_000,
+        "{'loss': float(" + " " * 60_000 + "}",
+        "float(float(" * 20_000,
+        "{'" * 100_000,
+        "{'loss': 1, " * 40_000,
+        "- " + " " * 600_000,
+        '[{"a": ' * 40_000,
+        "[" + '{"loss": ' * 40_000,
+        "<table><tr><td>" * 1000,
+        "\x1b[" * 100_000,
+        '"' * 400_000,
+        "step,reward\n" + '"' + "1," * 200_000,
+        "1/2 [" * 80_000,
+        '{"' + "k" * 600_000 + '": 1, "loss": 1}',
+        str({"loss": 0.1, **{f"k{i}": 1.0 for i in range(10_000)}}),
+    ],
+    ids=range(15),
+)
+@pytest.mark.timeout(60)
+def test_hostile_lines_take_linear_time(text, tmp_path):
+    path = tmp_path / "log"
+    for format in (None, *NAMES):
+        path.write_text(text + "\n{'loss': 0.1, 'reward': 1.0}\n")
+        try:
+            list(open_log(path, format=format))
+        except DataError:
+            continue
