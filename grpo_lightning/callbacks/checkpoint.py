@@ -54,6 +54,12 @@ class RunCheckpoint(ModelCheckpoint):
             self._save_topk_checkpoint(trainer, monitored)
             self._save_last_checkpoint(trainer, monitored)
 
+    def save_now(self, trainer: L.Trainer, name: str) -> Path:
+        """Save the run as it stands, under a name that is kept whatever `keep` says. All ranks call it together."""
+        path = Path(self.dirpath or trainer.default_root_dir) / f"{name}.ckpt"
+        self._save_checkpoint(trainer, str(path))
+        return path
+
     def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
         super()._save_checkpoint(trainer, filepath)
         if trainer.is_global_zero:

@@ -55,6 +55,8 @@ class RunRecorder(L.Callback):
 
     Attributes:
         listeners: called on the main rank with each step's row, once it is recorded, and this rank's record.
+        health_parts: what they give stands in the `.health.json` beside a checkpoint.
+        end_as: status and reason of a fit that is stopped early, where it isn't `finished`.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class RunRecorder(L.Callback):
         self.settings = settings or RunSettings()
         check_sinks(self.settings.sinks)
         self.listeners: list[StepListener] = []
+        self.health_parts: list[Callable[[], dict[str, Any]]] = []
+        self.end_as: tuple[SegmentStatus, str] | None = None
         self.run_id: str | None = None
         self.checkpoint_dir: Path | None = None
         self._config_yaml = config_yaml
@@ -173,7 +177,8 @@ class RunRecorder(L.Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The run is finished."""
-        self._finish("finished", "")
+        status, reason = self.end_as or ("finished", "")
+        self._finish(status, reason)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """The run ended otherwise; its record says how."""
@@ -313,6 +318,7 @@ class RunRecorder(L.Callback):
             "segment": self._open.segment if self._open else None,
             "signals": {k: v for k, v in self._values.items() if math.isfinite(v)},
             "evaluation": self._evaluation,
+            **{name: value for part in self.health_parts for name, value in part().items()},
         }
 
 

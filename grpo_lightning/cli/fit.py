@@ -40,6 +40,7 @@ def run_fit(argv: list[str]) -> int:
     recorder, *others = run_callbacks(
         run=cli.config_init["fit"]["run"],
         checkpoint=cli.config_init["fit"]["checkpoint"],
+        health=cli.config_init["fit"]["health"],
         config_yaml=_config_yaml(cli, "fit"),
         resume_from=ckpt_path,
     )

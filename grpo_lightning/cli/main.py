@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 
 from grpo_lightning.errors import RunPaused, UsageError
 
@@ -37,9 +38,24 @@ def _export(argv: list[str]) -> int:
     return run_export(argv)
 
 
+def _lazy(module: str, function: str) -> Callable[[list[str]], int]:
+    """A command whose module is imported when it is run."""
+
+    def run(argv: list[str]) -> int:
+        command: Callable[[list[str]], int] = getattr(import_module(f"grpo_lightning.cli.{module}"), function)
+        return command(argv)
+
+    return run
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "fit": (_fit, "train with GRPO; with no config, the shipped example"),
     "validate": (_validate, "greedy evaluation of a checkpoint"),
+    "status": (_lazy("alerts", "run_status"), "one screen about a run: health, open alerts, last values"),
+    "acknowledge": (_lazy("alerts", "run_acknowledge"), "close an alert by saying what caused it"),
+    "check": (_lazy("check", "run_check"), "the health verdict on another trainer's log"),
+    "rules": (_lazy("rules", "run_rules"), "check, test and replay health rules"),
+    "baseline": (_lazy("baseline", "run_baseline"), "rulers made of earlier runs"),
     "export": (_export, "dashboards for Grafana, alert rules for Prometheus"),
 }
 
@@ -53,6 +69,8 @@ examples:
   grpo-lightning fit --config my.yaml --trainer.max_steps 100
   grpo-lightning fit --ckpt_path runs/RUN/checkpoints/last.ckpt     continue a run
   grpo-lightning validate --ckpt_path runs/RUN/checkpoints/last.ckpt
+  grpo-lightning status RUN
+  grpo-lightning check train.log                            a log of TRL, verl, ms-swift, ...
 
 `grpo-lightning COMMAND --help` lists a command's options.
 """

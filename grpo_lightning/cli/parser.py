@@ -68,10 +68,11 @@ class GrpoCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Our Trainer defaults, the run's settings, and the links between model and data."""
-        from grpo_lightning.callbacks import CheckpointSettings, RunSettings
+        from grpo_lightning.callbacks import CheckpointSettings, HealthSettings, RunSettings
 
         parser.set_defaults(TRAINER_DEFAULTS)
         parser.add_class_arguments(RunSettings, "run")
         parser.add_class_arguments(CheckpointSettings, "checkpoint")
+        parser.add_class_arguments(HealthSettings, "health")
         parser.link_arguments("model.model", "data.model")
         parser.link_arguments("model.gguf_file", "data.gguf_file")

@@ -266,6 +266,7 @@ class _Track:
             bound=bound,
             expected=expected,
             summary=rule.summary.format(**facts),
+            first=rule.first,
             runbook=rule.runbook,
             values={s: last for s in rule.signals if s in self._feeds and (last := self._feeds[s].last) is not None},
         )
@@ -309,7 +310,7 @@ class _GroupGuess:
     def groups(self, values: Mapping[str, float], span: float) -> float:
         """Groups in the row, very many where not known."""
         dead = values.get("dead_group_fraction")
-        if dead is not None and dead == dead and self._number:
+        if dead is not None and self._number and 0.0 <= dead <= 1.0:
             self._take(dead)
         known = self._between >= 6 or (not self._between and self._changes >= 3)
         return float(self._number) if known and self._number else _MANY

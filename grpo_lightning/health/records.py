@@ -142,6 +142,7 @@ class Rule:
     severity: Severity = "warning"
     cause: Cause = "algorithm"
     summary: str = ""
+    first: str = ""  # what to do first, in a sentence
     runbook: str = ""
     quiet: bool = False  # feeds `together` rules only, never alerts itself
     show: tuple[str, ...] = ()  # further signals whose values the alert carries
@@ -189,6 +190,7 @@ class Alert:
     bound: float
     expected: float | None  # the ruler's level, where there is one
     summary: str
+    first: str
     runbook: str
     values: Mapping[str, float] = field(default_factory=dict)  # the signals that it was judged by
 

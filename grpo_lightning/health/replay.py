@@ -12,7 +12,7 @@ from grpo_lightning.health.records import Alert, Rule, Step
 
 __all__ = ["Replay", "replay"]
 
-_SHOWN = ("rule", "step", "onset_step", "severity", "action", "cause", "value", "bound", "summary")
+_SHOWN = ("rule", "step", "onset_step", "severity", "action", "cause", "value", "bound", "summary", "first")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ The catalogue loads without torch; what measures loads when first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from grpo_lightning.signals.catalogue import CATALOGUE, Signal, page_of, signal
+from grpo_lightning.signals.catalogue import CATALOGUE, Signal, page_of, signal, signal_names
 
 if TYPE_CHECKING:
     from grpo_lightning.signals.measuring import Joined, finish, join, measure
@@ -25,6 +25,7 @@ __all__ = [
     "measure",
     "page_of",
     "signal",
+    "signal_names",
 ]
 
 _HOMES = {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.objective import LIVE, StepRecord
-from grpo_lightning.signals.partials import Merged, Partials, finite
+from grpo_lightning.signals.partials import Merged, Partials
 from grpo_lightning.signals.view import StepView
 
 __all__ = ["FLAT", "TAIL", "collect", "derive"]
@@ -16,21 +16,21 @@ _PAIR_TOLERANCE = 1e-5  # of a group's range: closer rewards may have equal floa
 
 
 def collect(p: Partials, v: StepView, *, tail: float = TAIL) -> None:
-    """Shares, energy and order of the advantages; moments and quantiles come with the others of their shape."""
+    """Moments, quantiles, shares, energy and order of the advantages."""
+    p.moments("advantage", v.advantages_PG)
+    p.sketch("advantage", v.advantages_PG, signed=True)
     size_PG = v.advantages_PG.abs()
-    finite_PG = finite(size_PG)
-    count = finite_PG.sum()
-    filled_PG = size_PG.nan_to_num(0.0, 0.0, 0.0)
-    p.ratio("advantage_tail_fraction", (filled_PG > tail).sum(), count)
-    p.ratio("advantage_flat_fraction", (size_PG < FLAT).sum(), count)
-    p.ratio("advantage_size", filled_PG.sum(), count)
+    finite_PG = v.finite_advantages_PG
+    filled_PG = size_PG.masked_fill(~finite_PG, 0.0)
+    p.ratio("advantage_tail_fraction", filled_PG > tail, finite_PG)
+    p.ratio("advantage_flat_fraction", size_PG < FLAT, finite_PG)
+    p.ratio("advantage_size", filled_PG, finite_PG)
     energy_P = filled_PG.square().sum(1)
-    p.add("advantage_energy", energy_P.sum())
+    p.add("advantage_energy", energy_P)
     p.greatest("advantage_energy_max", energy_P.amax() if v.groups else -torch.inf)
     p.ratio("reward_rank_agreement", *_concordance(v))
     loss_tokens_PG = v.record.loss_mask_PGL.sum(-1)
-    with_signal = (loss_tokens_PG * (size_PG != 0)).sum()
-    p.ratio("signal_token_fraction", with_signal, loss_tokens_PG.sum())
+    p.ratio("signal_token_fraction", loss_tokens_PG * (size_PG != 0), loss_tokens_PG)
 
 
 def derive(m: Merged, record: StepRecord) -> dict[str, float | None]:
@@ -55,11 +55,11 @@ def _concordance(v: StepView) -> tuple[Tensor, Tensor]:
 
     A tie between the advantages of different rewards is disagreement. Each pair appears twice, in both counts.
     """
-    rewards_PG = v.rewards_PG.nan_to_num(torch.nan, torch.nan, torch.nan)
+    rewards_PG = v.rewards_PG.masked_fill(~v.scored_PG, torch.nan)
     by_reward_PGG = rewards_PG.unsqueeze(2) - rewards_PG.unsqueeze(1)
     by_advantage_PGG = v.advantages_PG.unsqueeze(2) - v.advantages_PG.unsqueeze(1)
-    least_P11 = _PAIR_TOLERANCE * by_reward_PGG.nan_to_num(0.0).amax((1, 2), keepdim=True)
-    least_P11 = least_P11.masked_fill((v.status_P != LIVE)[:, None, None], torch.inf)
+    least_P = (_PAIR_TOLERANCE * v.range_P).masked_fill(v.status_P != LIVE, torch.inf)
+    least_P11 = least_P[:, None, None]
     pairs_PGG = by_reward_PGG.abs() > least_P11  # NaN compares as False
     agreed_PGG = pairs_PGG & (by_reward_PGG * by_advantage_PGG > 0)
-    return agreed_PGG.sum(), pairs_PGG.sum()
+    return agreed_PGG, pairs_PGG

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from grpo_lightning.errors import ConfigError
 from grpo_lightning.signals.entries import PATTERNS, SIGNALS, Page, Sense, Signal
 
-__all__ = ["CATALOGUE", "Page", "Sense", "Signal", "page_of", "signal"]
+__all__ = ["CATALOGUE", "Page", "Sense", "Signal", "page_of", "signal", "signal_names"]
 
 CATALOGUE: Mapping[str, Signal] = MappingProxyType({s.name: s for s in SIGNALS})
 _OF_FUNCTION = {row[0].removeprefix("reward/<name>"): row for row in PATTERNS}
@@ -35,6 +35,17 @@ def signal(name: str) -> Signal:
     near = get_close_matches(name, CATALOGUE, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "see the catalogue's names."
     raise ConfigError(f"{name!r} is not a signal: {hint}")
+
+
+def signal_names() -> frozenset[str]:
+    """Every name, the patterned ones with `<name>` in the place of what varies: for checking rules."""
+    patterns = {row[0] for row in PATTERNS} | {
+        "reward_metric/<name>",
+        "probe_<name>",
+        "eval_<name>",
+        "eval_reward/<name>",
+    }
+    return frozenset(CATALOGUE) | patterns
 
 
 def page_of(name: str) -> Page:

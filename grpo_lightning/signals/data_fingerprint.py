@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_lightning.objective import StepRecord
 from grpo_lightning.signals.hashing import finish_hash, place_factors
-from grpo_lightning.signals.partials import Merged, Partials
+from grpo_lightning.signals.partials import Merged, Partials, Vector
 from grpo_lightning.signals.view import StepView
 
 __all__ = ["SOURCE_BINS", "collect", "derive", "prompt_hashes"]
@@ -19,8 +19,10 @@ SOURCE_BINS = 64  # sources are counted by a hash of their name: two in one bin 
 
 
 def collect(p: Partials, v: StepView) -> None:
-    """Hashes of prompts and of rows, and the mix of sources; prompt lengths come with the others of their shape."""
+    """Lengths and hashes of prompts, hashes of rows, and the mix of sources."""
     record = v.record
+    p.moments("prompt_length", v.prompt_lengths_P)
+    p.sketch("prompt_length", v.prompt_lengths_P)
     p.samples(["prompts", "rows"], finish_hash(torch.stack([prompt_hashes(record), _row_hashes(record)])))
     p.vector("sources", _source_counts(record.sources).to(record.row_ids_P.device))
 
@@ -58,18 +60,18 @@ def _source_counts(sources: list[str]) -> Tensor:
     return torch.tensor(counts, dtype=torch.float64)
 
 
-def _duplicates(ranks: list[Tensor]) -> float | None:
+def _duplicates(ranks: list[Vector]) -> float | None:
     """1 - distinct / all prompts, by their tokens."""
-    every = torch.cat(ranks)
-    return 1.0 - len(torch.unique(every)) / len(every) if len(every) else None
+    every = [value for rank in ranks for value in rank.tolist()]
+    return 1.0 - len(set(every)) / len(every) if every else None
 
 
-def _overlap(ranks: list[Tensor]) -> float | None:
+def _overlap(ranks: list[Vector]) -> float | None:
     """Rows on more than one rank, of all rows; None with one rank."""
     if len(ranks) < 2:
         return None
-    _, holders = torch.unique(torch.cat([torch.unique(rank) for rank in ranks]), return_counts=True)
-    return float((holders > 1).sum()) / len(holders) if len(holders) else None
+    holders = Counter(value for rank in ranks for value in set(rank.tolist()))
+    return sum(n > 1 for n in holders.values()) / len(holders) if holders else None
 
 
 def _gap(by_rank: list[Merged]) -> float | None:

@@ -25,7 +25,7 @@ from grpo_lightning.signals import (
 )
 from grpo_lightning.signals.partials import Merged, Partials, merge
 from grpo_lightning.signals.update_norm import UpdateSize
-from grpo_lightning.signals.view import StepView, view
+from grpo_lightning.signals.view import view
 
 __all__ = ["Joined", "finish", "join", "measure"]
 
@@ -60,7 +60,6 @@ def measure(record: StepRecord, *, update: UpdateSize | None = None, tail: float
     """
     v = view(record)
     p = Partials(record.loss_mask_PGL.device)
-    _of_rollouts_and_groups(p, v)
     advantage_shape.collect(p, v, tail=tail)
     data_fingerprint.collect(p, v)
     for family in _FAMILIES:
@@ -87,21 +86,3 @@ def join(packs: Sequence[Tensor], own: Partials, record: StepRecord) -> Joined:
     for family in _FAMILIES:
         found |= family.derive(merged, record)
     return Joined(values={name: value for name, value in found.items() if value is not None}, merged=merged)
-
-
-def _of_rollouts_and_groups(p: Partials, v: StepView) -> None:
-    """Moments and quantiles of everything that has one number for each rollout, or for each group, in one go."""
-    names = ["reward", "advantage", "response_length", *(f"reward/{n}" for n in v.record.reward_names)]
-    rows = torch.stack([v.rewards_PG.flatten(), v.advantages_PG.flatten(), v.lengths_PG.flatten()])
-    p.moments(names, torch.cat([rows, v.record.rewards_PGK.double().flatten(0, 1).T]))
-    std_P, range_P, dead_level_P = reward_structure.group_spread(v)
-    rows = torch.stack([std_P, range_P, v.prompt_lengths_P])
-    p.moments(["group_reward_std", "group_reward_range", "prompt_length"], rows)
-    values = {
-        "reward": v.rewards_PG,
-        "dead_level": dead_level_P,
-        "advantage": v.advantages_PG,
-        "group_reward_std": std_P,
-        "prompt_length": v.prompt_lengths_P,
-    }
-    p.sketches(values, signed=("reward", "dead_level", "advantage"))

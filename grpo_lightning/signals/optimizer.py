@@ -7,7 +7,7 @@ import math
 import torch
 
 from grpo_lightning.objective import StepRecord
-from grpo_lightning.signals.partials import Merged, Partials, finite
+from grpo_lightning.signals.partials import Merged, Partials
 from grpo_lightning.signals.update_norm import UpdateSize
 from grpo_lightning.signals.view import StepView
 
@@ -19,8 +19,8 @@ _PREFIX = "nonfinite_count_"
 def collect(p: Partials, v: StepView) -> None:
     """Infinite rewards and advantages that are not finite; the policy's values are counted where they are read."""
     rewards = v.record.rewards_PGK
-    p.ratio(f"{_PREFIX}rewards", torch.isinf(rewards).sum(), rewards.numel())
-    p.ratio(f"{_PREFIX}advantages", (~finite(v.advantages_PG)).sum(), v.rollouts)
+    p.ratio(f"{_PREFIX}rewards", torch.isinf(rewards), rewards.numel())
+    p.ratio(f"{_PREFIX}advantages", ~v.finite_advantages_PG, v.rollouts)
 
 
 def collect_update(p: Partials, update: UpdateSize | None) -> None:

@@ -12,8 +12,10 @@ PARTS = ("step", "rollout", "reward", "score", "update")  # what `StepRecord.sec
 
 
 def collect(p: Partials, v: StepView) -> None:
-    """Tokens and the slowest rank's seconds; the moments of the weighted total come with the others of its shape."""
-    p.add("tokens", v.lengths_PG.sum())
+    """Rewards over all rollouts, tokens and the slowest rank's seconds."""
+    p.moments("reward", v.rewards_PG)
+    p.sketch("reward", v.rewards_PG, signed=True)
+    p.add("tokens", v.lengths_PG)
     for part in PARTS:
         p.greatest(f"{part}_seconds", v.record.seconds.get(part, -float("inf")))
 

@@ -19,19 +19,27 @@ by their own signal), so one NaN neither vanishes nor wipes out an average. What
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from grpo_lightning.errors import DataError
-from grpo_lightning.signals.sketch import Sketch, sketches
+from grpo_lightning.signals.sketch import Sketch, sketch_size, sketches
 
-__all__ = ["SAMPLE_SIZE", "Layout", "Merged", "Moments", "Partials", "finite", "merge", "moments_of"]
+__all__ = ["SAMPLE_SIZE", "Layout", "Merged", "Moments", "Partials", "Vector", "finite", "merge", "moments_of"]
 
 SAMPLE_SIZE = 256  # hashes a rank sends: exact counts of distinct values up to here, a sample's above
 _MOMENTS = 6
+
+Vector = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,13 +107,18 @@ class Merged:
     sums: dict[str, float]
     maxima: dict[str, float]  # those with a value
     moments: dict[str, Moments]
-    vectors: dict[str, Tensor]
-    samples: dict[str, list[Tensor]]  # per rank, below the threshold that all ranks share
+    vectors: dict[str, Vector]
+    samples: dict[str, list[Vector]]  # per rank, below the threshold that all ranks share
 
     def ratio(self, name: str) -> float | None:
-        """A mean or share collected with `Partials.ratio` or `.mean`; None where nothing was measured."""
+        """A mean or share collected with `Partials.ratio`; None where nothing was measured."""
         count = self.sums[f"{name}/count"]
         return self.sums[f"{name}/total"] / count if count else None
+
+    def mean(self, name: str) -> float | None:
+        """The mean of what was collected with `Partials.moments`; None where nothing was measured."""
+        moments = self.moments[name]
+        return moments.mean if moments.count else None
 
     def sketch(self, name: str) -> Sketch:
         """A histogram collected with `Partials.sketch`."""
@@ -113,40 +126,47 @@ class Merged:
 
 
 class Partials:
-    """Collects one rank's partials. The same calls in the same order give the same layout."""
+    """Collects one rank's partials. The same calls in the same order give the same layout.
+
+    What is given is kept as it is and reduced by `pack`, all of one shape in one go: for small tensors the calls are what
+    costs.
+    """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self._sums: dict[str, Tensor | float] = {}
+        self._totals: list[tuple[tuple[str, ...], Tensor]] = []
         self._maxima: dict[str, Tensor | float] = {}
         self._moments: dict[str, Tensor] = {}
+        self._sketches: dict[str, tuple[Tensor, bool]] = {}
         self._vectors: dict[str, Tensor] = {}
         self._samples: dict[str, Tensor] = {}
 
     def add(self, name: str, value: Tensor | float) -> None:
-        """A total."""
+        """A total: of all elements of a tensor."""
         self._sums[name] = value
 
     def ratio(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
-        """A mean or share from its total and its count."""
+        """A mean or share from its total and its count, each summed over its elements."""
         self.add(f"{name}/total", total)
         self.add(f"{name}/count", count)
 
-    def mean(self, name: str, values: Tensor) -> None:
-        """The mean of the finite values."""
-        self.ratio(name, values.nan_to_num(0.0, 0.0, 0.0).sum(dtype=torch.float64), finite(values).sum())
+    def ratios(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
+        """Several at once, from [M] totals and counts."""
+        self._totals.append((tuple(f"{n}/total" for n in names), totals))
+        self._totals.append((tuple(f"{n}/count" for n in names), counts))
 
     def greatest(self, name: str, value: Tensor | float) -> None:
         """An extreme; -inf for none."""
         self._maxima[name] = value
 
-    def moments(self, names: Sequence[str], rows: Tensor) -> None:
-        """Moments of the finite values of each row of a float64 [M, N], for `names` (M)."""
-        self._moments |= dict(zip(names, moments_of(rows).unbind(), strict=True))
+    def moments(self, name: str, values: Tensor) -> None:
+        """Moments of the finite values."""
+        self._moments[name] = values.flatten()
 
-    def sketches(self, values: Mapping[str, Tensor], *, signed: Collection[str]) -> None:
-        """Histograms of the finite values of each tensor, for quantiles; only those in `signed` take negative values."""
-        self._vectors |= dict(zip(values, sketches([(v, n in signed) for n, v in values.items()]), strict=True))
+    def sketch(self, name: str, values: Tensor, *, signed: bool = False) -> None:
+        """A histogram of the finite values, for quantiles; `signed` where they may be negative."""
+        self._sketches[name] = values, signed
 
     def vector(self, name: str, totals: Tensor) -> None:
         """A vector of totals."""
@@ -161,28 +181,77 @@ class Partials:
 
     def layout(self) -> Layout:
         """The layout of `pack`."""
+        sketched = {n: sketch_size(signed=signed) for n, (_, signed) in self._sketches.items()}
         return Layout(
-            sums=tuple(self._sums),
+            sums=(*self._sums, *(name for names, _ in self._totals for name in names)),
             maxima=tuple(self._maxima),
             moments=tuple(self._moments),
-            vectors={n: v.numel() for n, v in self._vectors.items()},
+            vectors=sketched | {n: v.numel() for n, v in self._vectors.items()},
             samples=tuple(self._samples),
         )
 
+    @torch.inference_mode()
     def pack(self) -> Tensor:
         """One float64 vector."""
-        scalars = self._scalars([*self._sums.values(), *self._maxima.values()])
-        return torch.cat([scalars, *self._moments.values(), *self._vectors.values(), *self._samples.values()])
+        return torch.cat(
+            [
+                self._summed(),
+                *(totals.double() for _, totals in self._totals),
+                self._scalars(self._maxima),
+                self._moved().flatten(),
+                *sketches(list(self._sketches.values())),
+                *self._vectors.values(),
+                *self._samples.values(),
+            ]
+        )
 
-    def _scalars(self, values: list[Tensor | float]) -> Tensor:
+    def _summed(self) -> Tensor:
+        """The totals, those of tensors of one shape together."""
+        alike: dict[torch.Size, list[str]] = {}
+        for name, value in self._sums.items():
+            if isinstance(value, Tensor):
+                alike.setdefault(value.shape, []).append(name)
+        numbers = [name for name, value in self._sums.items() if not isinstance(value, Tensor)]
+        given: dict[str, Any] = self._sums
+        parts = [
+            torch.stack([given[n] for n in names]).flatten(1).sum(1, dtype=torch.float64)
+            if shape
+            else torch.stack([given[n] for n in names]).double()
+            for shape, names in alike.items()
+        ]
+        parts.append(torch.tensor([given[n] for n in numbers], dtype=torch.float64, device=self.device))
+        found = [name for names in alike.values() for name in names] + numbers
+        return torch.cat(parts)[_places(tuple(self._sums), tuple(found), self.device)]
+
+    def _moved(self) -> Tensor:
+        """Moments of all rows, the shorter ones filled up with NaN, [M, 6]."""
+        alike: dict[int, list[str]] = {}
+        for name, row in self._moments.items():
+            alike.setdefault(row.numel(), []).append(name)
+        if not alike:
+            return torch.empty(0, _MOMENTS, dtype=torch.float64, device=self.device)
+        longest = max(alike)
+        rows = [torch.stack([self._moments[n] for n in names]).double() for names in alike.values()]
+        rows = [r if r.shape[1] == longest else pad(r, (0, longest - r.shape[1]), value=torch.nan) for r in rows]
+        found = tuple(name for names in alike.values() for name in names)
+        return moments_of(torch.cat(rows))[_places(tuple(self._moments), found, self.device)]
+
+    def _scalars(self, values: Mapping[str, Tensor | float]) -> Tensor:
         """One tensor of the numbers on the device and off it, with one copy for those off it."""
-        known = [0.0 if isinstance(v, Tensor) else float(v) for v in values]
+        known = [0.0 if isinstance(v, Tensor) else float(v) for v in values.values()]
         packed = torch.tensor(known, dtype=torch.float64, device=self.device)
-        places = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
-        measured = [v.double() for v in values if isinstance(v, Tensor)]
+        places = [i for i, v in enumerate(values.values()) if isinstance(v, Tensor)]
+        measured = [v for v in values.values() if isinstance(v, Tensor)]
         if measured:
-            packed[torch.tensor(places, device=self.device)] = torch.stack(measured)
+            packed[torch.tensor(places, device=self.device)] = torch.stack(measured).double()
         return packed
+
+
+@lru_cache(maxsize=32)
+def _places(wanted: tuple[str, ...], found: tuple[str, ...], device: torch.device) -> Tensor:
+    """Where each name stands."""
+    at = {name: i for i, name in enumerate(found)}
+    return torch.tensor([at[name] for name in wanted], dtype=torch.int64, device=device)
 
 
 def finite(values: Tensor) -> Tensor:
@@ -192,16 +261,16 @@ def finite(values: Tensor) -> Tensor:
 
 def moments_of(rows: Tensor) -> Tensor:
     """Count, mean, sums of squared and cubed deviations and extremes of each row's finite values, float64 [M, 6]."""
-    kept = finite(rows)
-    count = kept.sum(1).double()
-    mean = rows.nan_to_num(0.0, 0.0, 0.0).sum(1) / count.clamp(min=1)
-    deviations = (rows - mean.unsqueeze(1)).nan_to_num(0.0, 0.0, 0.0)
+    lost = ~finite(rows)
+    count = rows.shape[1] - lost.sum(1)
+    mean = rows.masked_fill(lost, 0.0).sum(1) / count.clamp(min=1)
+    deviations = (rows - mean.unsqueeze(1)).masked_fill_(lost, 0.0)
     squared = deviations.square()
     sums = [count, mean, squared.sum(1), (squared * deviations).sum(1)]
     if not rows.shape[1]:
         return torch.stack([*sums, torch.full_like(mean, torch.inf), torch.full_like(mean, -torch.inf)], dim=1)
-    least = rows.nan_to_num(torch.inf, torch.inf, torch.inf).amin(1)
-    greatest = rows.nan_to_num(-torch.inf, -torch.inf, -torch.inf).amax(1)
+    least = rows.masked_fill(lost, torch.inf).amin(1)
+    greatest = rows.masked_fill(lost, -torch.inf).amax(1)
     return torch.stack([*sums, least, greatest], dim=1)
 
 
@@ -214,20 +283,27 @@ def merge(packs: Sequence[Tensor], layout: Layout) -> Merged:
         raise DataError(
             f"The ranks packed {sizes} values where {sum(lengths)} are expected: give all ranks the same configuration."
         )
-    stacked = torch.stack(list(packs)).cpu()
-    sums, maxima, moments, vectors, samples = stacked.split_with_sizes(lengths, dim=1)
+    stacked: Vector = torch.stack(list(packs)).cpu().numpy()
+    sums, maxima, moments, vectors, samples = _cut(stacked, lengths)
     return Merged(
         sums=dict(zip(layout.sums, sums.sum(0).tolist(), strict=True)),
-        maxima=_extremes(layout.maxima, maxima.amax(0).tolist() if layout.maxima else []),
+        maxima=_extremes(layout.maxima, maxima.max(0).tolist() if layout.maxima else []),
         moments=_joined_moments(layout.moments, moments.tolist()),
-        vectors=dict(zip(layout.vectors, vectors.sum(0).split_with_sizes(list(layout.vectors.values())), strict=True)),
+        vectors={
+            n: v[0]
+            for n, v in zip(layout.vectors, _cut(vectors.sum(0)[None], list(layout.vectors.values())), strict=True)
+        },
         samples={
             n: _joined_samples(s)
-            for n, s in zip(
-                layout.samples, samples.split_with_sizes([SAMPLE_SIZE] * len(layout.samples), 1), strict=True
-            )
+            for n, s in zip(layout.samples, _cut(samples, [SAMPLE_SIZE] * len(layout.samples)), strict=True)
         },
     )
+
+
+def _cut(rows: Vector, lengths: Sequence[int]) -> list[Vector]:
+    """Columns in parts of these lengths."""
+    ends = list(accumulate(lengths, initial=0))
+    return [rows[:, start:end] for start, end in pairwise(ends)]
 
 
 def _extremes(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
@@ -247,7 +323,7 @@ def _joined_moments(names: Sequence[str], ranks: list[list[float]]) -> dict[str,
     return joined
 
 
-def _joined_samples(ranks: Tensor) -> list[Tensor]:
+def _joined_samples(ranks: Vector) -> list[Vector]:
     """Each rank's hashes below the least last place: a sample in which every copy of a value is in or every one is out."""
-    threshold = ranks[:, -1].amin()
+    threshold = ranks[:, -1].min()
     return [rank[rank < threshold] for rank in ranks]

@@ -5,7 +5,9 @@ Tokens are taken a part of the groups at a time, so that what is held for a mome
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -42,14 +44,19 @@ _SOURCES = ("logprobs", "old_logprobs", "ref_logprobs", "entropies", "sampler_lo
 def collect(p: Partials, v: StepView) -> None:
     """Means and extremes over tokens, the histogram of entropies, and values that are not finite."""
     parts = [_part(v, groups) for groups in _splits(v.record)]
-    sums, counts, maxima, broken, entropies = (torch.stack(list(same)) for same in zip(*parts, strict=True))
-    for name, total, count in zip(_MEANS, sums.sum(0).unbind(), counts.sum(0).unbind(), strict=True):
-        p.ratio(name, total, count)
-    for name, value in zip(_MAXIMA, maxima.amax(0).unbind(), strict=True):
+    p.ratios(_MEANS, _joined(part.totals for part in parts), _joined(part.counts for part in parts))
+    maxima = reduce(torch.maximum, (part.maxima for part in parts))
+    for name, value in zip(_MAXIMA, maxima.unbind(), strict=True):
         p.greatest(name, value)
-    for source, (count, measured) in zip(_SOURCES, broken.sum(0).unbind(), strict=True):
-        p.ratio(f"nonfinite_count_{source}", count, measured)
-    p.vector("entropy", entropies.sum(0))
+    broken = dict(zip(_given(v.record), _joined(part.broken for part in parts).unbind(), strict=True))
+    tokens = sum(part.tokens for part in parts)
+    for source in _SOURCES:
+        p.ratio(f"nonfinite_count_{source}", broken.get(source, 0.0), float(tokens if source in broken else 0))
+    p.vector("entropy", _joined(part.entropies for part in parts))
+
+
+def _joined(parts: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.add, parts)
 
 
 def derive(m: Merged, record: StepRecord) -> dict[str, float | None]:
@@ -70,26 +77,46 @@ def _splits(record: StepRecord) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def _part(v: StepView, groups: slice) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Totals, counts and extremes of the rows, counts of values that are not finite, and the entropies' histogram."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """What the tokens of some groups add up to."""
+
+    tokens: int
+    totals: Tensor  # [12], of `_MEANS`
+    counts: Tensor  # [12]
+    maxima: Tensor  # [3]
+    broken: Tensor  # values that are not finite, of each source given
+    entropies: Tensor  # their histogram
+
+
+def _given(record: StepRecord) -> dict[str, Tensor]:
+    """The sources that there are; old log-probs that are the new ones are not counted twice."""
+    same_old = record.old_logprobs_PGL is record.logprobs_PGL
+    every = {
+        "logprobs": record.logprobs_PGL,
+        "old_logprobs": None if same_old else record.old_logprobs_PGL,
+        "ref_logprobs": record.ref_logprobs_PGL,
+        "entropies": record.entropies_PGL,
+        "sampler_logprobs": record.rollouts.sampler_logprobs_PGL,
+    }
+    return {name: values for name, values in every.items() if values is not None}
+
+
+def _part(v: StepView, groups: slice) -> _Part:
     record = v.record
     places = record.rollouts.completion_mask_PGL[groups].flatten().nonzero().squeeze(1)
-    given = (
-        record.logprobs_PGL,
-        record.old_logprobs_PGL,
-        record.ref_logprobs_PGL,
-        record.entropies_PGL,
-        record.rollouts.sampler_logprobs_PGL,
-    )
-    tokens = [None if t is None else _at(t[groups], places).float() for t in given]
-    rows = _rows(v, groups, places, tokens)
-    greatest = rows[: len(_MAXIMA)].nan_to_num(-torch.inf, -torch.inf, -torch.inf)
-    return (
-        rows.nan_to_num(0.0, 0.0, 0.0).sum(1, dtype=torch.float64),
-        finite(rows).sum(1),
-        greatest.amax(1) if rows.shape[1] else rows.new_full((len(_MAXIMA),), -torch.inf),
-        _broken(tokens, same_old=record.old_logprobs_PGL is record.logprobs_PGL),
-        sketches([(rows[_MEANS.index("entropy")], False)])[0],
+    given = _given(record)
+    tokens = torch.stack([t[groups].float() for t in given.values()]).flatten(1).index_select(1, places)
+    rows = _rows(v, groups, places, dict(zip(given, tokens.unbind(), strict=True)))
+    lost = ~finite(rows)
+    greatest = rows[: len(_MAXIMA)].masked_fill(lost[: len(_MAXIMA)], -torch.inf)
+    return _Part(
+        tokens=len(places),
+        totals=rows.masked_fill(lost, 0.0).sum(1, dtype=torch.float64),
+        counts=len(places) - lost.sum(1),
+        maxima=greatest.amax(1) if len(places) else rows.new_full((len(_MAXIMA),), -torch.inf),
+        broken=(~finite(tokens)).sum(1),
+        entropies=sketches([(rows[_MEANS.index("entropy")], False)])[0],
     )
 
 
@@ -97,20 +124,21 @@ def _at(values_PGL: Tensor, places: Tensor) -> Tensor:
     return values_PGL.flatten().index_select(0, places)
 
 
-def _rows(v: StepView, groups: slice, places: Tensor, tokens: list[Tensor | None]) -> Tensor:
+def _rows(v: StepView, groups: slice, places: Tensor, tokens: dict[str, Tensor]) -> Tensor:
     """Each of `_MEANS` for every completion token, float32; NaN where it has no value."""
-    new, old, ref, entropies, sampler = tokens
-    assert new is not None and old is not None and sampler is not None  # noqa: PT018 - never optional
+    new = tokens["logprobs"]
+    old = tokens.get("old_logprobs", new)
     absent = torch.full_like(new, torch.nan)
-    ratio, low, high = _clipping(v.record, groups, places)
-    of_loss = torch.stack([ratio, *_reference_rows(new, ref, absent), low, high])
+    ratio, low, high = _clipping(v.record, groups, places, new)
+    of_loss = torch.stack([ratio, *_reference_rows(new, tokens.get("ref_logprobs"), absent), low, high])
     of_loss.masked_fill_(~_at(v.record.loss_mask_PGL[groups], places), torch.nan)
     ratio, kl, kl_k1_, kl_k2_, clamps, low, high = of_loss.unbind()
     rollouts = places // max(v.record.loss_mask_PGL.shape[-1], 1)
-    marks = [~_at(flags_PG[groups], rollouts) for flags_PG in (v.correct_PG, v.wrong_PG)]
-    by_marks = [new.masked_fill(other, torch.nan) for other in marks]
-    entropy, k1 = absent if entropies is None else entropies, sampler - old
-    return torch.stack([ratio, kl, k1.abs(), kl_k1_, kl_k2_, clamps, low, high, entropy, k1, *by_marks])
+    marks_2PG = torch.stack([v.correct_PG[groups], v.wrong_PG[groups]])
+    marks = ~marks_2PG.flatten(1).index_select(1, rollouts)
+    by_marks = torch.stack([new, new]).masked_fill_(marks, torch.nan)
+    entropy, k1 = tokens.get("entropies", absent), tokens["sampler_logprobs"] - old
+    return torch.stack([ratio, kl, k1.abs(), kl_k1_, kl_k2_, clamps, low, high, entropy, k1, *by_marks.unbind()])
 
 
 def _reference_rows(new: Tensor, ref: Tensor | None, absent: Tensor) -> list[Tensor]:
@@ -121,8 +149,11 @@ def _reference_rows(new: Tensor, ref: Tensor | None, absent: Tensor) -> list[Ten
     return [kl_k3(new, ref), k1, kl_k2(new, ref), torch.where(finite(k1), clamped(new, ref).float(), torch.nan)]
 
 
-def _clipping(record: StepRecord, groups: slice, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _clipping(record: StepRecord, groups: slice, places: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Ratios and where the clip binds, for the completion tokens; NaN where the ratio is."""
+    if record.old_logprobs_PGL is record.logprobs_PGL and record.importance_level != "sequence":
+        nothing = logprobs - logprobs  # the ratio is exactly 1, where no clip binds
+        return nothing + 1.0, nothing, nothing
     new, old, mask_PGL = record.logprobs_PGL[groups], record.old_logprobs_PGL[groups], record.loss_mask_PGL[groups]
     level: Literal["token", "sequence"] = "sequence" if record.importance_level == "sequence" else "token"
     ratio = importance_ratio(new, old, mask_PGL, level)
@@ -130,13 +161,3 @@ def _clipping(record: StepRecord, groups: slice, places: Tensor) -> tuple[Tensor
     ratio = _at(ratio.expand_as(new), places).float()
     nothing = ratio - ratio  # 0, or NaN
     return ratio, _at(low, places) + nothing, _at(high, places) + nothing
-
-
-def _broken(tokens: list[Tensor | None], *, same_old: bool) -> Tensor:
-    """For each source, values that are not finite and values in all, [5, 2]. Old log-probs that are the new ones: none."""
-    given = [t for i, t in enumerate(tokens) if t is not None and not (same_old and i == 1)]
-    places = [i for i, t in enumerate(tokens) if t is not None and not (same_old and i == 1)]
-    counts = torch.zeros(len(tokens), 2, dtype=torch.int64, device=given[0].device)
-    counts[places, 0] = (~finite(torch.stack(given))).sum(1)
-    counts[places, 1] = given[0].numel()
-    return counts

@@ -6,42 +6,36 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.objective import StepRecord
-from grpo_lightning.signals.hashing import finish_hash, place_factors, prefix_hashes
+from grpo_lightning.signals.hashing import place_factors, prefix_hashes
 from grpo_lightning.signals.partials import Merged, Partials
 from grpo_lightning.signals.view import StepView
 
 __all__ = ["NGRAM", "collect", "derive", "distinct", "ngram_repetition", "prefix_overlap"]
 
 NGRAM = 4
-_SHARES = (
-    "truncated_fraction",
-    "empty_fraction",
-    "ngram_repetition",
-    "prefix_repetition",
-    "distinct_response_fraction",
-    "response_length_correct",
-    "response_length_wrong",
-)
+_POSITIVE = 2**63 - 1
+_SHARES = ("truncated_fraction", "empty_fraction", "response_length_correct", "response_length_wrong")
+_MEANS = ("ngram_repetition", "prefix_repetition", "distinct_response_fraction")
 
 
 def collect(p: Partials, v: StepView) -> None:
-    """Lengths (their moments come with the others of their shape), ends and repetition."""
-    rollouts = v.record.rollouts
+    """Lengths, ends and repetition."""
+    rollouts, lengths_PG = v.record.rollouts, v.lengths_PG
     ended_PG = rollouts.terminated_PG
-    p.ratio("truncated_fraction", (~ended_PG).sum(), v.rollouts)
-    p.ratio("empty_fraction", ((v.lengths_PG <= 1) & ended_PG).sum(), v.rollouts)
-    p.ratio("response_length_correct", (v.lengths_PG * v.correct_PG).sum(), v.correct_PG.sum())
-    p.ratio("response_length_wrong", (v.lengths_PG * v.wrong_PG).sum(), v.wrong_PG.sum())
-    ids_PGL, lengths_PG = rollouts.completion_ids_PGL, v.lengths_PG.long()
-    hashes_PGL = prefix_hashes(ids_PGL)
-    p.mean("ngram_repetition", ngram_repetition(ids_PGL, lengths_PG))
-    p.mean("prefix_repetition", prefix_overlap(hashes_PGL, lengths_PG))
-    p.mean("distinct_response_fraction", _distinct_share(hashes_PGL, lengths_PG))
+    p.moments("response_length", lengths_PG)
+    p.ratio("truncated_fraction", ~ended_PG, v.rollouts)
+    p.ratio("empty_fraction", (lengths_PG <= 1) & ended_PG, v.rollouts)
+    p.ratio("response_length_correct", lengths_PG * v.correct_PG, v.correct_PG)
+    p.ratio("response_length_wrong", lengths_PG * v.wrong_PG, v.wrong_PG)
+    hashes_PGL = prefix_hashes(rollouts.completion_ids_PGL)
+    p.moments("ngram_repetition", ngram_repetition(rollouts.completion_ids_PGL, lengths_PG))
+    p.moments("prefix_repetition", prefix_overlap(hashes_PGL, lengths_PG))
+    p.moments("distinct_response_fraction", _distinct_share(hashes_PGL, lengths_PG))
 
 
 def derive(m: Merged, record: StepRecord) -> dict[str, float | None]:
     """The family's signals; None where not measured."""
-    out = {name: m.ratio(name) for name in _SHARES}
+    out = {name: m.ratio(name) for name in _SHARES} | {name: m.mean(name) for name in _MEANS}
     return out | m.moments["response_length"].signals("response_length")
 
 
@@ -51,10 +45,11 @@ def ngram_repetition(ids_PGL: Tensor, lengths_PG: Tensor, n: int = NGRAM) -> Ten
     if ids_PGL.shape[-1] < n:
         return torch.full_like(lengths_PG, torch.nan, dtype=torch.float64)
     windows = ids_PGL.unfold(-1, n, 1) + 1
-    hashes_PGN = finish_hash((windows * place_factors(n, ids_PGL.device)).sum(-1))
+    hashes_PGN = (windows * place_factors(n, ids_PGL.device)).sum(-1) & _POSITIVE
     count = hashes_PGN.shape[-1]
     held = torch.arange(count, device=ids_PGL.device) < total_PG.unsqueeze(-1)
-    return 1.0 - distinct(hashes_PGN, held) / torch.where(total_PG > 0, total_PG.double(), torch.nan)
+    share_PG = distinct(hashes_PGN, held) / total_PG.double()
+    return (1.0 - share_PG).masked_fill_(total_PG == 0, torch.nan)
 
 
 def distinct(hashes: Tensor, held: Tensor) -> Tensor:
@@ -100,6 +95,7 @@ def _padded(hashes_PGL: Tensor, lengths_PG: Tensor, width: int) -> Tensor:
 def _distinct_share(hashes_PGL: Tensor, lengths_PG: Tensor) -> Tensor:
     """Different completions of each group over its completions, float64 [P]."""
     from_none_PGL = torch.nn.functional.pad(hashes_PGL, (1, 0))
-    whole_PG = from_none_PGL.gather(-1, lengths_PG.unsqueeze(-1)).squeeze(-1)
-    whole_PG = finish_hash(whole_PG + lengths_PG)
-    return distinct(whole_PG, torch.ones_like(whole_PG, dtype=torch.bool)) / whole_PG.shape[1]
+    whole_PG = from_none_PGL.gather(-1, lengths_PG.unsqueeze(-1)).squeeze(-1) + lengths_PG
+    ordered_PG = whole_PG.sort(-1).values
+    changes_P = (ordered_PG[:, 1:] != ordered_PG[:, :-1]).sum(-1)
+    return (changes_P + 1).double() / whole_PG.shape[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grpo_lightning.objective import DEAD, UNSCORABLE, StepRecord
+from grpo_lightning.objective import DEAD, StepRecord
 from grpo_lightning.signals.partials import Merged, Partials
 from grpo_lightning.signals.view import StepView
 
@@ -17,12 +17,18 @@ _STD_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
 def collect(p: Partials, v: StepView) -> None:
-    """Shares of dead groups, and what each function did; spreads and levels come with the others of their shape."""
+    """The groups' spread, which are dead and where, and what each function did."""
     record = v.record
-    p.ratio("dead_group_fraction", (v.status_P == DEAD).sum(), v.groups)
-    p.ratio("dead_group_fraction_unscorable", (v.status_P == UNSCORABLE).sum(), v.groups)
+    std_P, range_P, dead_level_P = group_spread(v)
+    p.moments("group_reward_std", std_P)
+    p.moments("group_reward_range", range_P)
+    p.sketch("group_reward_std", std_P)
+    p.sketch("dead_level", dead_level_P, signed=True)
+    p.ratio("dead_group_fraction", v.status_P == DEAD, v.groups)
+    p.ratio("dead_group_fraction_unscorable", ~v.scorable_P, v.groups)
     p.add("rollouts", v.rollouts)
-    for name in record.reward_names:
+    for name, rewards_PG in zip(record.reward_names, record.rewards_PGK.unbind(-1), strict=True):
+        p.moments(f"reward/{name}", rewards_PG)
         errors = record.reward_errors.get(name)
         p.ratio(f"reward/{name}_errors", float(errors or 0), 0.0 if errors is None else 1.0)
         p.greatest(f"reward/{name}_seconds", record.reward_seconds.get(name, -float("inf")))
@@ -52,14 +58,12 @@ def reachable(record: StepRecord) -> tuple[float, float]:
 
 def group_spread(v: StepView) -> tuple[Tensor, Tensor, Tensor]:
     """Sample std and range of each scorable group, exactly 0 in dead ones, and the level of dead ones; else NaN; [P]."""
-    count_P = v.scored_PG.sum(1).double()
-    mean_P = v.rewards_PG.nan_to_num(0.0, 0.0, 0.0).sum(1) / count_P.clamp(min=1)
-    squares_P = (v.rewards_PG - mean_P.unsqueeze(1)).nan_to_num(0.0, 0.0, 0.0).square().sum(1)
+    count_P, lost_PG = v.scored_PG.sum(1), ~v.scored_PG
+    mean_P = v.rewards_PG.masked_fill(lost_PG, 0.0).sum(1) / count_P.clamp(min=1)
+    squares_P = (v.rewards_PG - mean_P.unsqueeze(1)).masked_fill_(lost_PG, 0.0).square_().sum(1)
     std_P = (squares_P / (count_P - 1).clamp(min=1)).sqrt()
-    highest_P = v.rewards_PG.nan_to_num(-torch.inf, -torch.inf, -torch.inf).amax(1)
-    lowest_P = v.rewards_PG.nan_to_num(torch.inf, torch.inf, torch.inf).amin(1)
     dead_P = v.status_P == DEAD
-    spreads_2P = torch.stack([std_P, highest_P - lowest_P])
+    spreads_2P = torch.stack([std_P, v.range_P])
     spreads_2P = spreads_2P.masked_fill(dead_P, 0.0).masked_fill(~v.scorable_P, torch.nan)
     return spreads_2P[0], spreads_2P[1], mean_P.masked_fill(~dead_P, torch.nan)
 

@@ -12,7 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,17 +38,25 @@ def sketches(parts: Sequence[tuple[Tensor, bool]]) -> list[Tensor]:
 
     All of them in one go: for small tensors the calls are what costs.
     """
+    if not parts:
+        return []
     sizes = [sketch_size(signed=signed) // 2 for _, signed in parts]
-    values = torch.cat([v.flatten().double() for v, _ in parts])
-    zeros = [sum(sizes[:i]) + (_BINS if signed else 0) for i, (_, signed) in enumerate(parts)]
-    lengths = torch.tensor([v.numel() for v, _ in parts])
-    zero = torch.tensor(zeros).repeat_interleave(lengths).to(values.device)
-    kept = (values - values) == 0
-    places = torch.where(kept, zero + _signed_bin(values), sum(sizes))  # what is not finite goes behind the last bin
+    values = torch.cat([v.flatten() for v, _ in parts]).double()
+    zero = _zeros(tuple((v.numel(), signed) for v, signed in parts), values.device)
+    lost = (values - values) != 0
+    places = (zero + _signed_bin(values)).masked_fill_(lost, sum(sizes))  # behind the last bin
     counts = torch.bincount(places, minlength=sum(sizes) + 1).double()
-    totals = torch.zeros_like(counts).index_add_(0, places, values.nan_to_num(0.0, 0.0, 0.0))
-    pairs = torch.stack([counts[:-1], totals[:-1]]).split_with_sizes(sizes, dim=1)
+    totals = torch.zeros_like(counts).index_add_(0, places, values.masked_fill_(lost, 0.0))
+    pairs = torch.stack([counts, totals])[:, :-1].split_with_sizes(sizes, dim=1)
     return [pair.flatten() for pair in pairs]
+
+
+@lru_cache(maxsize=64)
+def _zeros(parts: tuple[tuple[int, bool], ...], device: torch.device) -> Tensor:
+    """For each value the bin that a 0 falls into."""
+    sizes = [sketch_size(signed=signed) // 2 for _, signed in parts]
+    zeros = [sum(sizes[:i]) + (_BINS if signed else 0) for i, (_, signed) in enumerate(parts)]
+    return torch.tensor(zeros).repeat_interleave(torch.tensor([count for count, _ in parts])).to(device)
 
 
 def _signed_bin(values: Tensor) -> Tensor:
@@ -59,14 +70,14 @@ def _signed_bin(values: Tensor) -> Tensor:
 class Sketch:
     """The bins that hold anything, in ascending order, on the host."""
 
-    counts: Tensor  # float64
-    means: Tensor  # float64
+    counts: npt.NDArray[np.float64]
+    means: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, packed: Tensor) -> Sketch:
+    def of(cls, packed: npt.NDArray[np.float64] | Tensor) -> Sketch:
         """From what `sketches` gave, ranks added up."""
-        counts, totals = packed.chunk(2)
-        held = counts.nonzero().squeeze(1)
+        counts, totals = np.asarray(packed).reshape(2, -1)
+        held = np.flatnonzero(counts)
         counts = counts[held]
         return cls(counts=counts, means=totals[held] / counts)
 
@@ -79,11 +90,11 @@ class Sketch:
         """The quantiles at `shares`; nothing for no values."""
         if not len(self.counts):
             return []
-        reached = self.counts.cumsum(0)
+        reached = self.counts.cumsum()
         last = float(reached[-1]) - 1
         places = [last * share for share in shares]
-        ends = torch.tensor([[math.floor(p), min(math.floor(p) + 1, last)] for p in places], dtype=torch.float64)
-        found = self.means[torch.searchsorted(reached, ends, right=True)].tolist()
+        ends = [(math.floor(p), min(math.floor(p) + 1, last)) for p in places]
+        found = self.means[np.searchsorted(reached, ends, side="right")].tolist()
         return [low + (p - math.floor(p)) * (high - low) for p, (low, high) in zip(places, found, strict=True)]
 
     def share(self, low: float, high: float) -> float | None:
@@ -93,6 +104,6 @@ class Sketch:
 
     def histogram(self, edges: Sequence[float]) -> list[float]:
         """Counts between `edges`, the last closed; each bin counts where its mean lies, outliers at the ends."""
-        inner = torch.tensor(list(edges)[1:-1], dtype=torch.float64)
-        places = torch.bucketize(self.means, inner, right=True)
-        return torch.bincount(places, weights=self.counts, minlength=len(edges) - 1).tolist()
+        places = np.searchsorted(list(edges)[1:-1], self.means, side="right")
+        counted: list[float] = np.bincount(places, weights=self.counts, minlength=len(edges) - 1).tolist()
+        return counted

@@ -142,7 +142,8 @@ def js_distance(counts: Sequence[float], ruler: Sequence[float]) -> float:
     """Jensen-Shannon distance in base 2: 0 for equal mixes, 1 for disjoint ones (Lin 1991; its square root)."""
     if len(counts) != len(ruler):
         raise ConfigError(f"The source ruler has {len(ruler)} bins, the step {len(counts)}: build the ruler again.")
-    p, q = ([n / sum(mix) for n in mix] for mix in (counts, ruler))
+    held = [(a, b) for a, b in zip(counts, ruler, strict=True) if a or b]
+    p, q = ([n / sum(mix) for n in mix] for mix in zip(*held, strict=True))
     halves = [(a, b, (a + b) / 2) for a, b in zip(p, q, strict=True)]
     divergence = sum(_term(a, m) + _term(b, m) for a, b, m in halves) / 2
     return math.sqrt(max(divergence, 0.0))

@@ -1,0 +1,116 @@
+"""`check LOG…`: the health verdict on another trainer's log, or on a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from grpo_lightning.cli.arguments import Parser, dumps
+from grpo_lightning.cli.judging import Judged, judge_source, show
+from grpo_lightning.cli.sources import Source, open_source
+from grpo_lightning.errors import RunPaused, UsageError
+from grpo_lightning.health import Baseline, Judge, Rule, Step, load_baseline, load_rules, shipped_rules
+from grpo_lightning.logs import FORMATS, LogStep, follow
+from grpo_lightning.signals import signal_names
+
+__all__ = ["rules_of", "run_check"]
+
+_EPILOG = """\
+examples:
+  grpo-lightning check train.log                       verdict, findings, charts; exit 1 when unhealthy
+  grpo-lightning check trainer_state.json --json       for scripts
+  grpo-lightning check train.log --logging-steps 5     a log that prints no steps, one row per 5
+  grpo-lightning check train.log --follow || kill %1   stop any trainer: exits with 75 when a rule would pause
+"""
+
+
+def run_check(argv: list[str]) -> int:
+    """0 when healthy, 1 when a log is unhealthy (or a warning, with --fail-on warning)."""
+    args = _parser().parse_args(argv)
+    rules, baseline = rules_of(args.rules), load_baseline(args.baseline) if args.baseline else None
+    if args.follow:
+        return _follow(args, rules, baseline)
+    judged = [judge_source(_open(args, log), rules, baseline=baseline) for log in args.logs]
+    if args.json:
+        found = [one.to_dict() for one in judged]
+        print(dumps(found[0] if len(found) == 1 else found))
+    else:
+        console = Console()
+        for one in judged:
+            show(one, console)
+    return int(any(_fails(one, args.fail_on) for one in judged))
+
+
+def rules_of(paths: Sequence[str]) -> list[Rule]:
+    """The rules in files, a later one replacing one of the same name; the shipped ones when there are none."""
+    if not paths:
+        return shipped_rules()
+    names = signal_names()
+    return list({rule.name: rule for path in paths for rule in load_rules(path, signals=names)}.values())
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="grpo-lightning check", description="The health verdict on a log of GRPO training.", epilog=_EPILOG
+    )
+    parser.add_argument("logs", nargs="+", metavar="LOG", help="a log's file, a run directory, or a run's id or name")
+    parser.add_argument("--format", choices=FORMATS, help="how the logs are written; told by their content otherwise")
+    parser.add_argument(
+        "--logging-steps", type=int, metavar="N", help="optimizer steps per row, where the log has none"
+    )
+    parser.add_argument("--run", type=int, metavar="N", help="which of several runs in one log, counted from 1")
+    parser.add_argument(
+        "--rules", action="append", default=[], metavar="F", help="rules to hold (default: the shipped)"
+    )
+    parser.add_argument("--baseline", metavar="F", help="a ruler made by `baseline build`")
+    parser.add_argument(
+        "--fail-on", choices=("warning", "critical"), default="critical", help="what makes the exit code 1"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--follow", action="store_true", help="watch one growing log; exit 75 when a rule would pause")
+    parser.add_argument(
+        "--poll", type=float, default=1.0, metavar="S", help="seconds between two looks (with --follow)"
+    )
+    return parser
+
+
+def _open(args: argparse.Namespace, log: str) -> Source:
+    return open_source(log, format=args.format, logging_steps=args.logging_steps, run=args.run)
+
+
+def _fails(judged: Judged, fail_on: str) -> bool:
+    verdict = judged.replay.verdict
+    return verdict == "unhealthy" or (verdict == "warning" and fail_on == "warning")
+
+
+# ---- watching
+
+
+def _follow(args: argparse.Namespace, rules: Sequence[Rule], baseline: Baseline | None) -> int:
+    if len(args.logs) != 1:
+        raise UsageError(f"--follow watches one log and {len(args.logs)} are named: start one check for each.")
+    judge = Judge(rules, baseline=baseline)
+    last: int | None = None
+    for row in follow(Path(args.logs[0]), format=args.format, logging_steps=args.logging_steps, poll_seconds=args.poll):
+        if last is not None and row.step <= last:  # a restart: what comes again counts
+            judge = Judge(rules, baseline=baseline)
+            last = None
+        _say(judge, row, float(args.logging_steps or 1) if last is None else float(row.step - last))
+        last = row.step
+    return 0
+
+
+def _say(judge: Judge, row: LogStep, span: float) -> None:
+    groups = row.groups * span if row.groups is not None else None
+    for change in judge.observe(Step(step=row.step, values=row.values, span=span, groups=groups)):
+        alert = change.alert
+        print(f"step {change.step} {change.change} {alert.severity} {alert.rule}: {alert.summary}", flush=True)
+        if change.change != "resolved" and alert.action == "pause":
+            sys.stdout.flush()
+            raise RunPaused(
+                f"{alert.rule} would pause this run at step {alert.step}; it began about {alert.onset_step}."
+            )
