@@ -50,7 +50,13 @@ class LogReader:
     """
 
     def __init__(
-        self, rows: Rows, *, format: str, logging_steps: int | None = None, run: int | None = None, keep: bool = True
+        self,
+        rows: Rows,
+        *,
+        format: str,
+        trainer: str | None = None,
+        logging_steps: int | None = None,
+        run: int | None = None,
     ) -> None:
         """Reads the rows once; `open_log` and `from_rows` are the ways here."""
         self.format = format
@@ -58,8 +64,8 @@ class LogReader:
         keys: dict[str, None] = {}
         for row in islice(rows(Tally()), SAMPLE_ROWS):
             keys.update(dict.fromkeys(islice(row.values, 1000)))
-        self.trainer = trainer_of(keys, TRAINER_OF_FORMAT.get(format, "trl"))
-        self._tape = Tape() if keep else Tape(0)
+        self.trainer = trainer or trainer_of(keys, TRAINER_OF_FORMAT.get(format, "trl"))
+        self._tape = Tape()
         tally = Tally()
         translator = Translator(self.trainer)
         survey = self._survey(tally, translator)
@@ -130,7 +136,7 @@ class LogReader:
         rows = 0
         for row in self._parsed():
             if row.kind == "eval":
-                if segment is None or self._wanted(segment, row.step):
+                if self._wanted(segment or self._plan.segments[0], row.step):
                     yield (row.step if row.step is not None or segment is not None else 0), row
                 continue
             if segment is None or (following is not None and rows == following.start):
@@ -195,14 +201,15 @@ def open_source(
 def from_rows(
     rows: Iterable[tuple[int, Mapping[str, float]]], *, format: str = "journal", trainer: str | None = None
 ) -> LogReader:
-    """A reader of rows that something else has read: a journal, a tracker's run. Rows are (step, values), in their order."""
+    """A reader of rows that something else has read: a journal, a tracker's run. Rows are (step, values), in their order.
+
+    `trainer` is a key of `NAMES`; by default our own for a journal, and what the names show for anything else.
+    """
     kept = [Row(dict(values), int(step)) for step, values in rows]
     if not kept:
         raise DataError(f"the {format} holds no step.")
-    reader = LogReader(lambda tally: iter(kept), format=format)
-    if trainer is not None:
-        reader.trainer = trainer
-    return reader
+    own = "grpo-lightning" if format == "journal" else None
+    return LogReader(lambda tally: iter(kept), format=format, trainer=trainer or own)
 
 
 def _steps_told(values: Mapping[str, Any]) -> float:

@@ -36,24 +36,22 @@ def follow(
     segments = 0
     steps: list[LogStep] = []
     while True:
-        began = time.monotonic()
-        now = _signature(Path(path))
-        if now is not None and now != signature:
-            reader = _open(path, format, logging_steps)
-            steps = [] if reader is None else _new(reader, told, segments)
-            if reader is not None:
-                segments = len(reader.segments)
-                if seen is not None:
-                    seen(reader)
-        ready, steps = (steps[:-1], steps[-1:]) if now != signature else (steps, [])
-        signature = now
+        ending = until is not None and until()  # asked first: what was written before is still read
+        began, now = time.monotonic(), _signature(Path(path))
+        grows = now != signature
+        reader = _open(path, format, logging_steps) if grows and now is not None else None
+        if reader is not None:
+            steps, segments = _new(reader, told, segments), len(reader.segments)
+            if seen is not None:
+                seen(reader)
+        signature, pause = now, max(poll_seconds, (time.monotonic() - began) / PARSING_SHARE)
+        ready, steps = (steps[:-1], steps[-1:]) if grows and not ending else (steps, [])
         for step in ready:
             told = step.step
             yield step
-        if until is not None and until():
-            yield from steps
+        if ending:
             return
-        time.sleep(max(poll_seconds, (time.monotonic() - began) / PARSING_SHARE if not ready else poll_seconds))
+        time.sleep(pause)
 
 
 def _signature(path: Path) -> tuple[int, int] | None:

@@ -147,6 +147,14 @@ def test_of_several_runs_the_last_real_one_is_read(lengths, run, first, tmp_path
         open_log(log(tmp_path, *runs_of(*lengths)), run=3)
 
 
+def test_an_evaluation_belongs_to_its_own_run(tmp_path):
+    first, second = runs_of(20, 20)[:20], runs_of(20, 20)[20:]
+    reader = open_log(
+        log(tmp_path, str({"eval_reward": 0.1}), *first, str({"eval_reward": 0.2}), *second, str({"eval_reward": 0.3}))
+    )
+    assert [(s.step, s.values["eval_reward_mean"]) for s in reader if "eval_reward_mean" in s.values] == [(20, 0.3)]
+
+
 def test_a_restart_shows_by_its_epoch(tmp_path):
     lines = [row(float(step), epoch=step / 10, num_tokens=100.0 * step) for step in range(1, 11)]
     again = [row(100.0 + step, epoch=step / 10, num_tokens=100.0 * step) for step in range(7, 13)]

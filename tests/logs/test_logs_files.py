@@ -180,6 +180,11 @@ def test_rows_from_elsewhere():
     assert (reader.format, reader.trainer) == ("journal", "grpo-lightning")
 
 
+def test_a_journals_reward_std_stays_the_batchs():
+    values = {"reward_mean": 0.5, "reward_std": 0.4, "reward/f_mean": 0.5, "reward/f_std": 0.9}
+    assert [step.values for step in from_rows((step, values) for step in range(9))] == [values] * 9
+
+
 def test_a_log_past_the_memory_budget_is_parsed_again(tmp_path, monkeypatch):
     path = log(tmp_path, trainer_state(read("35")))
     kept = list(open_log(path))
