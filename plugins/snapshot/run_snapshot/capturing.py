@@ -139,7 +139,7 @@ def _locks(draft: _Draft, home: Path, installed: tuple[Installed, ...], mode: Lo
         made, status = make_lock(installed)
         locks += [made] if made else []
     for lock in locks:
-        draft.members[f"locks/{lock.name.replace('/', '__')}"] = draft.scrub.text(lock.text, style="settings").encode()
+        draft.members[f"locks/{lock.name.replace('/', '__')}"] = draft.scrub.known(lock.text).encode()
     draft.json(
         "locks.json", {"status": "off" if mode == "off" else status, "locks": [lock.to_json() for lock in locks]}
     )
@@ -206,7 +206,7 @@ def _rewards(draft: _Draft, paths: Iterable[str | Callable[..., Any]], seconds: 
         for kind, text, suffix in (("source", file.source, "py.txt"), ("patch", file.patch, "patch")):
             entry[kind] = f"rewards/{index:03}.{suffix}" if text else ""
             if text:
-                draft.members[entry[kind]] = draft.scrub.text(text).encode()
+                draft.members[entry[kind]] = draft.scrub.known(text).encode()
         files.append(entry)
         draft.folders.append(Path(file.path).parent)
     draft.json(
@@ -239,7 +239,7 @@ def _repository_entry(draft: _Draft, repository: Repository, index: int) -> dict
     entry = repository.to_json()
     if repository.patch is not None and repository.patch.text:
         name = f"code/{index}.patch"
-        text = draft.scrub.patch(repository.patch.text)
+        text = draft.scrub.known(repository.patch.text)
         draft.members[name] = text.encode("utf-8", "surrogateescape")
         entry["patch"] |= {
             "member": name,

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from run_snapshot.digests.files import sha256_of
 from run_snapshot.redact import redact_text
 
-__all__ = ["Installed", "edited_files", "find_installed", "freeze", "stat_digest"]
+__all__ = ["Installed", "edited_files", "find_installed", "freeze", "owners", "stat_digest"]
 
 _SKIPPED = (
     "RECORD",
@@ -65,9 +65,12 @@ def find_installed(path: Iterable[str] | None = None) -> tuple[Installed, ...]:
     found: list[Installed] = []
     seen: set[str] = set()
     for dist in metadata.distributions() if path is None else metadata.distributions(path=list(path)):
-        name = canonicalize_name(dist.metadata["Name"] or "") if dist.metadata is not None else ""
+        about = _metadata(dist)
+        if about is None:
+            continue
+        name = canonicalize_name(about["Name"] or "")
         if name:
-            record = _describe(dist, name, name in seen)
+            record = _describe(dist, name, str(about["Version"] or ""), name in seen)
             if record not in found:
                 found.append(record)
             seen.add(name)
@@ -84,7 +87,7 @@ def edited_files(installed: Installed, *, full: bool = False) -> tuple[str, ...]
     newest = _mtime(root / installed.info / "RECORD") + _GRACE_NS
     for row in _rows(root / installed.info):
         try:
-            stat = os.stat(root / row.path)  # noqa: PTH116 - tens of thousands of them
+            stat = os.stat(f"{root}{os.sep}{row.path}")  # noqa: PTH116 - tens of thousands of them
         except OSError:
             edited.append(f"{row.path} (gone)")
             continue
@@ -108,6 +111,20 @@ def stat_digest(installed: Installed) -> str:
     return seen.hexdigest()
 
 
+def owners(packages: Iterable[str]) -> dict[str, str]:
+    """The distributions, with versions, whose files lie in these top-level packages or modules."""
+    wanted = set(packages)
+    found: dict[str, str] = {}
+    for dist in metadata.distributions():
+        info = Path(str(getattr(dist, "_path", "") or ""))
+        tops = {row.path.split("/", 1)[0].removesuffix(".py") for row in _rows(info)}
+        if wanted & tops:
+            about = _metadata(dist)
+            if about is not None:
+                found.setdefault(canonicalize_name(about["Name"] or info.name), str(about["Version"] or ""))
+    return dict(sorted(found.items()))
+
+
 def freeze(installed: Iterable[Installed]) -> str:
     """The distributions as requirements that pip reads; what it could not install again is a comment."""
     lines = []
@@ -124,14 +141,22 @@ def freeze(installed: Iterable[Installed]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _describe(dist: metadata.Distribution, name: str, shadowed: bool) -> Installed:
+def _metadata(dist: metadata.Distribution) -> metadata.PackageMetadata | None:
+    """A distribution's metadata, parsed once; None when it is no text."""
+    try:
+        return dist.metadata
+    except (UnicodeDecodeError, OSError):
+        return None
+
+
+def _describe(dist: metadata.Distribution, name: str, version: str, shadowed: bool) -> Installed:
     origin = _origin(dist)
     vcs = origin.get("vcs_info") or {}
     url = redact_text(str(origin.get("url", "")))
     info = Path(str(getattr(dist, "_path", "") or ""))
     return Installed(
         name=name,
-        version=str(dist.metadata["Version"] or ""),
+        version=version,
         installer=(dist.read_text("INSTALLER") or "").strip(),
         url=f"{vcs['vcs']}+{url}" if vcs.get("vcs") and url else url,
         commit=str(vcs.get("commit_id", "")),

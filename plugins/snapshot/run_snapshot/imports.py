@@ -153,10 +153,10 @@ def _top_level(name: str, extra: Iterable[Path]) -> ModuleSpec | None:
         found = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         found = None
-    if found is not None:
+    if found is not None and found.has_location:
         return found
-    folders = [str(folder) for folder in extra] + [str(Path.cwd())]
-    return PathFinder.find_spec(name, folders)
+    # A folder without __init__.py gives way to a module anywhere later on the path.
+    return PathFinder.find_spec(name, [*map(str, extra), str(Path.cwd())]) or found
 
 
 @lru_cache(maxsize=1)

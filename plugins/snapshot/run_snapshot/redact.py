@@ -44,7 +44,7 @@ _BEFORE_KEY = _words_of(
 _BEFORE_TOKEN = _words_of(
     "access auth api bearer refresh session hf hub huggingface github gitlab gh wandb bot security csrf deploy personal "
     "private secret oauth jwt slack discord telegram mlflow databricks npm pypi registry vault login user service aws "
-    "azure gcp openai anthropic id write read notion sentry"
+    "azure gcp openai anthropic tracking id write read notion sentry"
 )
 _HARMLESS_END = _words_of(
     "file path env name names length len size count policy min max enabled required type field header format prompt "
@@ -168,11 +168,7 @@ class Scrubber:
 
     def text(self, text: str, *, style: Style = "code") -> str:
         """`text` without secrets."""
-        return self._known(redact_text(text, style=style))
-
-    def patch(self, patch: str) -> str:
-        """A git patch without secrets."""
-        return self._known(redact_patch(patch))
+        return self.known(redact_text(text, style=style))
 
     def tree(self, value: Any) -> Any:
         """Nested plain values without secrets."""
@@ -180,12 +176,13 @@ class Scrubber:
 
     def _each(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return {self._known(key): self._each(item) for key, item in value.items()}
+            return {self.known(key): self._each(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self._each(item) for item in value]
-        return self._known(value) if isinstance(value, str) else value
+        return self.known(value) if isinstance(value, str) else value
 
-    def _known(self, text: str) -> str:
+    def known(self, text: str) -> str:
+        """`text`, redacted already, without the known values."""
         for value in self._values:
             text = text.replace(value, REDACTED)
         return text
@@ -206,7 +203,7 @@ def _words(name: str) -> list[str]:
 
 
 def _holds_secret(words: list[str]) -> bool:
-    if any(word in _ALONE for word in words):
+    if any(word in _ALONE or word.endswith(("password", "passphrase", "apikey")) for word in words):
         return True
     pairs = set(pairwise(words))
     return any((b == "key" and a in _BEFORE_KEY) or (b == "token" and a in _BEFORE_TOKEN) for a, b in pairs)

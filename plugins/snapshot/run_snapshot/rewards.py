@@ -10,11 +10,11 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from run_snapshot.digests.files import git_blob, sha256_of
+from run_snapshot.distributions import owners
 from run_snapshot.errors import GitError, UsageError
 from run_snapshot.git import Git
 from run_snapshot.imports import Closure, Source, follow_imports, locate_module
@@ -218,11 +218,7 @@ def _source_of(target: Any) -> Source | None:
 
 
 def _distributions(closure: Closure) -> dict[str, str]:
-    if not closure.external:
-        return {}
-    owners = metadata.packages_distributions()
-    names = {name for top in closure.external for name in owners.get(top, [])}
-    return {name: metadata.version(name) for name in sorted(names)}
+    return owners(closure.external) if closure.external else {}
 
 
 def _files(closure: Closure, seconds: float) -> list[RewardFile]:

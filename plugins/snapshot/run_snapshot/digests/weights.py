@@ -371,6 +371,8 @@ def _safetensors(path: Path) -> Iterator[_Raw]:
             header = json.loads(file.read(length))
         except ValueError as error:
             raise DigestError(f"{str(path)!r} is no safetensors file: its header is not JSON ({error}).") from error
+        if not isinstance(header, dict):
+            raise DigestError(f"{str(path)!r} is no safetensors file: its header is a {type(header).__name__}.")
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     for name, entry in header.items():
         if name != "__metadata__":
