@@ -1,18 +1,19 @@
 """Generated series of signals: healthy runs of many families, and runs with one fault each. No model is trained.
 
 A series is what a run might print, step by step, made from a random state. A faulty one is its healthy twin up to the onset
-of the fault: the same seed, the same noise. Faults follow what real runs do (see docs/decisions on what real logs teach).
+of the fault: the same seed, the same noise. Faults follow what real runs do: entropy mostly explodes when a policy falls
+apart, spread vanishes in some steps rather than at once, a decline is slow and does not turn back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["FAMILIES", "FAULTS", "Family", "Series", "faulty", "healthy"]
+__all__ = ["FAMILIES", "FAULTS", "Family", "Pair", "Series", "Values", "faulty", "healthy", "healthy_series", "pairs"]
 
 STEPS = 300
 Values = dict[str, np.ndarray]
@@ -36,12 +37,33 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """Signals by name, one value per step; NaN where not measured at the step (evaluations)."""
+    """Signals by name, one value per row; NaN where not measured at the row (evaluations)."""
 
     name: str
     values: Values
     prompts: int
-    onset: int | None = None  # the step (from 1) at which the fault begins
+    group: int
+    seed: int
+    onset: int | None = None  # the optimizer step (from 1) at which the fault begins
+    every: int = 1  # optimizer steps that a row stands for
+    groups_known: bool = True  # whether a log of it tells the prompts of a step
+
+    def rows(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """(optimizer step, signals measured there) of each row; a NaN that is not an evaluation's gap is kept."""
+        for i in range(len(self.values["reward_mean"])):
+            row = {name: float(value[i]) for name, value in self.values.items()}
+            if math.isnan(row.get("eval_accuracy", 0.0)):
+                del row["eval_accuracy"]
+            yield (i + 1) * self.every, row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """A series with a fault and the same without it."""
+
+    fault: str
+    series: Series
+    twin: Series
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -70,7 +92,9 @@ FAMILIES: tuple[Family, ...] = (
 
 def healthy(family: Family, seed: int) -> Series:
     """A healthy run of a family."""
-    return Series(name=family.name, values=_healthy(family, seed), prompts=family.prompts)
+    return Series(
+        name=family.name, values=_healthy(family, seed), prompts=family.prompts, group=family.group, seed=seed
+    )
 
 
 def faulty(fault: str, family: Family, seed: int) -> Series:
@@ -80,7 +104,29 @@ def faulty(fault: str, family: Family, seed: int) -> Series:
     onset = int(rng.integers(100, 180))
     after = np.arange(STEPS) - (onset - 1)  # 0 at the onset
     FAULTS[fault](values, np.maximum(after, -1), rng)
-    return Series(name=f"{fault} in {family.name}", values=values, prompts=family.prompts, onset=onset)
+    return Series(
+        name=f"{fault} in {family.name}",
+        values=values,
+        prompts=family.prompts,
+        group=family.group,
+        seed=seed,
+        onset=onset,
+    )
+
+
+def healthy_series(seeds: int) -> list[Series]:
+    """Every family, `seeds` times."""
+    return [healthy(family, seed) for family in FAMILIES for seed in range(seeds)]
+
+
+def pairs(seeds: int) -> list[Pair]:
+    """Every fault, `seeds` times, in families that take turns."""
+    return [
+        Pair(fault=fault, series=faulty(fault, family, seed), twin=healthy(family, seed))
+        for kind, fault in enumerate(FAULTS)
+        for seed in range(seeds)
+        for family in (FAMILIES[(seed * 3 + kind) % len(FAMILIES)],)
+    ]
 
 
 # ---- healthy
