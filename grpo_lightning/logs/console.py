@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_lightning.logs.numbers import parse_dict, whole
 from grpo_lightning.logs.records import CUT, Row, Tally
+from grpo_lightning.logs.source import NESTED
 
 __all__ = ["VERL_LINE", "dict_rows", "is_metrics", "nemo_rows", "verl_rows"]
 
@@ -31,7 +32,8 @@ MARKERS = frozenset(
 PREFIXES = ("actor/", "critic/", "completions/", "rewards/", "response_length/", "Training Loss")
 LINE_HEAD = 500  # words are looked for in a line's beginning
 _DICT = re.compile(r"\{\s*['\"][^{}]*\}")
-_BAR = re.compile(r"(\d{1,9})/(\d{1,9}) \[")
+_BAR = re.compile(rf"(?<!: )(?<!:)\d{{1,3}}%\|[^|]{{0,200}}\| *(\d{{1,9}})/(\d{{1,9}}) \[[^\]{{]{{0,80}}\](?!{NESTED})")
+# a bar that bears no name ("Loading weights: 100%|") and lies in no other
 _STEP_BEFORE = re.compile(r"\bstep\W{0,3}(\d{1,12})(?:/\d+)?\W{0,5}$", re.IGNORECASE)
 _RESUME = re.compile(r"\bresum(?:ing|ed)\b.*\b(?:checkpoint|step)|continuing training from", re.IGNORECASE)
 _LOGGING_STEPS = re.compile(r"\blogging_steps['\"]?\s*[=:]\s*(\d{1,6})\b")
@@ -57,31 +59,63 @@ def is_metrics(values: dict[str, Any]) -> bool:
 
 
 def dict_rows(lines: Iterable[str], tally: Tally) -> Iterator[Row]:
-    """Python or JSON dicts anywhere in the lines, with the progress bar or the step that stands before each."""
-    bar: int | None = None
-    total: int | None = None
+    """Python or JSON dicts anywhere in the lines, with the progress bars or the step that stand around each."""
+    bars = _Bars()
     for line in lines:
         if "{" not in line:
-            if "/" in line and (bars := _BAR.findall(line)):
-                bar, total = map(int, bars[-1])
-            elif _resumes(line):
-                yield Row({}, mark="resume")
+            yield from bars.see(line)
+            if _resumes(line):
+                yield from bars.take(Row({}, mark="resume"))
             elif "logging_steps" in line:
                 _logging_steps(line, tally)
             continue
         end, found = 0, 0
         for match in _DICT.finditer(line):
             before, end = line[end : match.start()], match.end()
-            if "/" in before and (bars := _BAR.findall(before)):
-                bar, total = map(int, bars[-1])
+            yield from bars.see(before)
             values = parse_dict(match[0])
             if values is not None and is_metrics(values):
                 found += 1
                 step = _STEP_BEFORE.search(before[-60:]) if "tep" in before or "TEP" in before else None
-                yield Row(values, int(step[1]) if step else None, bar, total)
+                yield from bars.take(Row(values, int(step[1]) if step else None, bars.done, bars.total))
             elif values is None and _looks_like_metrics(match[0]):
                 tally.skip()
+        yield from bars.see(line[end:])
         _rest_of_line(line[end:], found, tally)
+    yield from bars.rest()
+
+
+class _Bars:
+    """The training's progress bar, and the row that waits for the bar behind it: tqdm draws it again below what it prints.
+
+    The bar behind is exact; the one before may lag, since fast bars are drawn ten times a second at most.
+    """
+
+    def __init__(self) -> None:
+        self.done: int | None = None
+        self.total: int | None = None
+        self._waiting: Row | None = None
+
+    def see(self, text: str) -> Iterator[Row]:
+        """Looks for bars; the row that waited, where one is found."""
+        found = _BAR.findall(text) if "/" in text and "[" in text else ()
+        if not found:
+            return
+        if self._waiting is not None:
+            yield self._waiting._replace(after=int(found[0][0]))
+            self._waiting = None
+        self.done, self.total = map(int, found[-1])
+
+    def take(self, row: Row) -> Iterator[Row]:
+        """Makes a row wait; the one before it comes out."""
+        yield from self.rest()
+        self._waiting = row
+
+    def rest(self) -> Iterator[Row]:
+        """The row that waits."""
+        if self._waiting is not None:
+            yield self._waiting
+        self._waiting = None
 
 
 def _rest_of_line(rest: str, found: int, tally: Tally) -> None:

@@ -91,7 +91,7 @@ class Translator:
         step = row.step if layout.step_key is None or row.step is not None else whole(raw[layout.step_key])
         if not values and layout.kind != "summary":
             return None
-        return Parsed(layout.kind, step, row.bar, row.total, _place(raw, layout), values)
+        return Parsed(layout.kind, step, row.bar, row.total, row.after, _place(raw, layout), values)
 
     def _layout(self, raw: Mapping[str, Any]) -> Layout:
         keys = tuple(raw)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from grpo_lightning.errors import DataError
 from grpo_lightning.logs.records import Tally
-from grpo_lightning.logs.survey import Segment, Survey
+from grpo_lightning.logs.survey import Bars, Segment, Survey
 
 __all__ = ["Plan", "make_plan"]
 
@@ -87,13 +87,14 @@ def _steps_per_row(survey: Survey, segments: list[Segment], given: int | None) -
     if given:
         return float(given)
     for segment in reversed(segments):
-        if segment.bars is None or segment.steps is not None or segment.rows < 2:
+        if segment.steps is not None or segment.rows < 2 or not segment.before.rows:
             continue
-        first, last, _ = segment.bars
-        if segment.bars_rise:
-            return max(1.0, float(round((last - first) / (segment.rows - 1))))
-        if last >= segment.rows and _whole(last / segment.rows, 0.1):
-            return float(round(last / segment.rows))
+        bars = segment.bars()
+        if bars is not None:
+            return float(max(1, bars.pace(segment.rows) or 1))
+        done = segment.before.total if segment.finished else max(segment.before.last, segment.after.last)
+        if done >= segment.rows and _whole(done / segment.rows, 0.1):
+            return float(round(done / segment.rows))
     rows = segments[-1].rows if segments else 0
     per_row = survey.pace / rows if rows else 1.0
     return float(max(1, round(per_row))) if _whole(per_row, 0.15) else 1.0
@@ -108,7 +109,7 @@ def _make_runs(survey: Survey, segments: list[Segment], per_row: float, *, force
     run: list[Segment] = []
     for segment in segments:
         segment.interval, segment.first = per_row, max(1, round(per_row))
-        segment.bars_rise = segment.bars_rise and _trusted(segment, survey, per_row, forced=forced)
+        segment.by = _trusted_bars(segment, survey, per_row, forced=forced)
         start = _start_in(survey, run[-LOOKED_BACK:], segment) if run else None
         if start is None:
             segment.run = run[0].run + 1 if run else 0
@@ -117,17 +118,17 @@ def _make_runs(survey: Survey, segments: list[Segment], per_row: float, *, force
         segment.run = run[0].run
         if segment.steps is None:
             segment.first = start
-            segment.bars_rise = segment.bars_rise and segment.bars is not None and segment.bars[0] == start
+            segment.by = segment.by if segment.by is not None and segment.by.first == start else None
         run.append(segment)
     return run[0].run + 1 if run else 0
 
 
-def _trusted(segment: Segment, survey: Survey, per_row: float, *, forced: bool) -> bool:
-    """Whether a segment's progress bars count optimizer steps."""
-    if segment.bars is None or (survey.bars_count_rows and per_row == 1.0):
-        return False
-    first, last, _ = segment.bars
-    return not forced or segment.rows < 2 or round((last - first) / (segment.rows - 1)) == per_row
+def _trusted_bars(segment: Segment, survey: Survey, per_row: float, *, forced: bool) -> Bars | None:
+    """The bars that count a segment's optimizer steps."""
+    bars = segment.bars()
+    if bars is None or segment.steps is not None or (survey.bars_count_rows and per_row == 1.0):
+        return None
+    return bars if not forced or segment.rows < 2 or bars.pace(segment.rows) == per_row else None
 
 
 def _start_in(survey: Survey, run: list[Segment], segment: Segment) -> int | None:
@@ -144,10 +145,8 @@ def _start_in(survey: Survey, run: list[Segment], segment: Segment) -> int | Non
 
 
 def _start_by_bar(first: Segment, segment: Segment) -> int | None:
-    bars, old = segment.bars, first.bars
-    if bars is None or old is None or not (segment.bars_rise and first.bars_rise):
-        return None
-    return bars[0] if bars[2] == old[2] and bars[0] > old[0] else None
+    old, now = first.by, segment.by
+    return now.first if now is not None and old is not None and now.first > old.first else None
 
 
 def _start_by_epoch(survey: Survey, run: list[Segment], segment: Segment) -> int | None:
@@ -172,7 +171,7 @@ def _start_resumed(survey: Survey, run: list[Segment], segment: Segment) -> int:
 
 
 def _match(survey: Survey, run: list[Segment], segment: Segment, *by: int, exact: bool = False) -> int | None:
-    """The step of the earlier row that stands where the segment's first row stands."""
+    """The step of the earlier row that stands where the segment's first row stands, or the step behind the last one."""
     for which in by:
         wanted = survey.place(which, segment.start)
         if not math.isfinite(wanted) or (exact and wanted <= 0):
@@ -180,13 +179,14 @@ def _match(survey: Survey, run: list[Segment], segment: Segment, *by: int, exact
         for other in reversed(run):
             values = survey.places(which, other)
             index = _nearest(values, wanted, falling=which == RATE)
-            if index is not None and (not exact or values[index] == wanted):
-                return other.step_at(index, other.bar_at(index))
+            if index is None or (exact and (index >= len(values) or values[index] != wanted)):
+                continue
+            return other.step_near(index) if index < len(values) else round(other.span()[1] + segment.interval)
     return None
 
 
 def _nearest(values: array[float], wanted: float, *, falling: bool) -> int | None:
-    """The index of the nearest value of a rising (or falling) series; None where it lies beyond its end."""
+    """The index of the nearest value of a rising (or falling) series; its length where the wanted one lies beyond."""
     if not values or math.isnan(values[0]) or math.isnan(values[-1]):
         return None
     series = [-value for value in values] if falling else values
@@ -194,7 +194,7 @@ def _nearest(values: array[float], wanted: float, *, falling: bool) -> int | Non
     place = bisect_left(series, target)
     if place >= len(series):
         pace = (series[-1] - series[0]) / max(1, len(series) - 1)
-        return None if target - series[-1] > 1.5 * pace else len(series) - 1
+        return len(series) if target - series[-1] > 0.5 * pace else len(series) - 1
     return place - 1 if place and target - series[place - 1] < series[place] - target else place
 
 

@@ -141,7 +141,7 @@ class LogReader:
                 continue
             if segment is None or (following is not None and rows == following.start):
                 segment, following = following or self._plan.segments[-1], next(segments, None)
-            at = row.step if row.step is not None else segment.step_at(rows - segment.start, row.bar)
+            at = row.step if row.step is not None else segment.step_at(rows - segment.start, row.bar, row.after)
             rows += 1
             if self._wanted(segment, at):
                 yield at, row

@@ -30,6 +30,7 @@ class Row(NamedTuple):
     step: int | None = None  # where it stands outside the values: "step:7 - ", "Global step 7: {"
     bar: int | None = None  # the progress bar before it: bar/total
     total: int | None = None
+    after: int | None = None  # the progress bar behind it
     mark: str = ""  # "resume": not a row, but the words that training resumes from a checkpoint
 
 
@@ -40,6 +41,7 @@ class Parsed(NamedTuple):
     step: int | None
     bar: int | None
     total: int | None
+    after: int | None
     place: tuple[
         float, float, float
     ]  # epoch, tokens so far, learning rate; NaN where missing: where a row without a step belongs

@@ -10,11 +10,12 @@ from pathlib import Path
 from grpo_lightning.errors import DataError
 from grpo_lightning.logs.records import Tally
 
-__all__ = ["LINE_CHARS", "Source"]
+__all__ = ["LINE_CHARS", "NESTED", "Source"]
 
 CHUNK_BYTES = 1 << 20
 LINE_CHARS = 8 << 20  # a longer line is skipped and counted
 HEAD_BYTES = 1 << 18
+NESTED = "\x1e"  # stands for "cursor up", which tqdm prints behind a bar inside another
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -99,7 +100,7 @@ def _clean(lines: list[str]) -> Iterator[str]:
     for line in lines:
         if not line:
             continue
-        text = _ANSI.sub("", line) if "\x1b" in line else line
+        text = _ANSI.sub("", line.replace("\x1b[A", NESTED)) if "\x1b" in line else line
         text = text.replace("\x00", "") if "\x00" in text else text
         if text and not text.isspace():
             yield text

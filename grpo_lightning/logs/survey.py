@@ -14,12 +14,46 @@ from dataclasses import dataclass, field
 from grpo_lightning.errors import DataError
 from grpo_lightning.logs.records import Parsed
 
-__all__ = ["Segment", "Survey"]
+__all__ = ["Bars", "Segment", "Survey"]
 
 GROUPS_AT_MOST = 64
 LOOKED_AT = 2000  # rows that tell what reward_std is and how many groups a row holds
 DIFFERENCES = 1000
+REGULAR = 0.9  # of the rows, at the least, have the bar that the one before and the interval say
 SEGMENTS_AT_MOST = 100_000
+
+
+@dataclass(kw_only=True, slots=True)
+class Bars:
+    """The progress bars before, or behind, a segment's rows."""
+
+    first: int = 0
+    last: int = 0
+    total: int = 0
+    rows: int = 0
+    odd: int = 0  # rows whose bar stood still, went back or changed its total
+    paces: Counter[int] = field(default_factory=Counter)
+
+    def see(self, done: int | None, total: int | None) -> None:
+        """Takes the bar of the next row."""
+        if done is None or total is None:
+            return
+        if self.rows == 0:
+            self.first, self.total = done, total
+        elif self.rows > 1 and len(self.paces) < DIFFERENCES:  # the first step may be logged out of turn
+            self.paces[done - self.last] += 1
+        self.odd += self.rows > 0 and (done <= self.last or total != self.total)
+        self.last = done
+        self.rows += 1
+
+    def pace(self, rows: int) -> int | None:
+        """Steps from row to row, where the bars of `rows` rows are regular: 0 where a row or two do not show it."""
+        if self.rows < rows - 1 or not self.rows or self.odd or self.first < 1:
+            return None
+        if rows < 3:
+            return self.last - self.first
+        pace, count = max(self.paces.items(), key=lambda item: item[1], default=(0, 0))
+        return pace if count >= REGULAR * self.paces.total() else None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,32 +66,32 @@ class Segment:
     steps: tuple[int, int] | None = None  # first and last step as printed
     resumed: bool = False  # the log says so before it
     finished: bool = False  # a summary stands behind it
-    bars: tuple[int, int, int] | None = None  # first, last, total
-    bars_rise: bool = True  # every row has a bar, each beyond the last
+    before: Bars = field(default_factory=Bars)
+    after: Bars = field(default_factory=Bars)
+    by: Bars | None = None  # the bars that tell its rows' steps
     run: int = -1
     first: int = 1  # the step of its first row, where rows print none
     interval: float = 1.0
     until: float = math.inf  # rows from this step on are replaced by a later segment's
 
-    def step_at(self, index: int, bar: int | None) -> int:
-        """The step of its row `index` (from 0), for rows that print none."""
-        if self.bars_rise and self.bars is not None and bar is not None:
-            return bar
-        return round(self.first + index * self.interval)
+    def bars(self) -> Bars | None:
+        """Its regular bars, if any: those before its rows, or else those behind."""
+        return next((bars for bars in (self.before, self.after) if bars.pace(self.rows) is not None), None)
 
-    def bar_at(self, index: int) -> int | None:
-        """The bar of a row, evenly between the segment's first and last."""
-        if self.bars is None or self.rows < 2:
-            return None
-        first, last, _ = self.bars
-        return round(first + index * (last - first) / (self.rows - 1))
+    def step_at(self, index: int, before: int | None, after: int | None) -> int:
+        """The step of its row `index` (from 0), for rows that print none."""
+        bar = None if self.by is None else before if self.by is self.before else after
+        return round(self.first + index * self.interval) if bar is None else bar
+
+    def step_near(self, index: int) -> int:
+        """As `step_at`, evenly between its first and last bar."""
+        if self.by is None or self.by.rows < 2:
+            return round(self.first + index * self.interval)
+        return round(self.by.first + index * (self.by.last - self.by.first) / (self.by.rows - 1))
 
     def span(self) -> tuple[int, int]:
         """Its first and last step."""
-        if self.steps is not None:
-            return self.steps
-        first, last = (self.bars[0], self.bars[1]) if self.bars else (None, None)
-        return self.step_at(0, first), self.step_at(self.rows - 1, last)
+        return self.steps or (self.step_near(0), self.step_near(self.rows - 1))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,7 +138,8 @@ class Survey:
         self._pending = ""
         segment = self.segments[-1]
         self._see_place(row, segment)
-        self._see_bar(row, segment)
+        segment.before.see(row.bar, row.total)
+        segment.after.see(row.after, row.total)
         self._see_change(row)
         if row.kind == "train" and self.rows < LOOKED_AT:
             self._see_std(row.values)
@@ -159,16 +194,6 @@ class Survey:
             if missing:
                 place.extend([math.nan] * missing)
             place.append(value)
-
-    def _see_bar(self, row: Parsed, segment: Segment) -> None:
-        if row.bar is None or row.total is None:
-            segment.bars_rise = False
-        elif segment.bars is None:
-            segment.bars = (row.bar, row.bar, row.total)
-        else:
-            first, last, total = segment.bars
-            segment.bars_rise &= row.bar > last and row.total == total
-            segment.bars = (first, row.bar, row.total)
 
     def _see_change(self, row: Parsed) -> None:
         last = self._last

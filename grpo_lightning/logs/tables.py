@@ -165,7 +165,7 @@ length_growth_per_hour update_norm_rolling nonfinite_count_loss nonfinite_count_
 nonfinite_count_rewards nonfinite_count_advantages nonfinite_count_logprobs nonfinite_count_old_logprobs
 nonfinite_count_ref_logprobs nonfinite_count_sampler_logprobs nonfinite_count_entropies prompt_length_mean
 prompt_length_min prompt_length_max prompt_length_p95 prompt_length_spread prompt_tokens_total
-rank_advantage_gap eval_accuracy probe_seconds
+rank_advantage_gap eval_accuracy probe_seconds rollouts_unrepaired
 """.split())  # noqa: SIM905
 _OURS: Table = {
     **{name: (name, "") for name in OWN},

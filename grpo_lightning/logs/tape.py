@@ -21,7 +21,7 @@ class Tape:
         self.full = False
         self._left = budget
         self._layouts: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._rows: list[tuple[Kind, int | None, int | None, tuple[str, ...], bytes]] = []
+        self._rows: list[tuple[Kind, int | None, int | None, int | None, tuple[str, ...], bytes]] = []
 
     def append(self, row: Parsed) -> None:
         """Keeps a row, without its place and its bar's total."""
@@ -29,7 +29,7 @@ class Tape:
             return
         names = tuple(row.values)
         names = self._layouts.setdefault(names, names)
-        self._rows.append((row.kind, row.step, row.bar, names, array("d", row.values.values()).tobytes()))
+        self._rows.append((row.kind, row.step, row.bar, row.after, names, array("d", row.values.values()).tobytes()))
         self._left -= ROW_BYTES + 8 * len(names)
         if self._left < 0 or len(self._layouts) > 10_000:
             self.full = True
@@ -37,7 +37,7 @@ class Tape:
 
     def __iter__(self) -> Iterator[Parsed]:
         """The rows again."""
-        for kind, step, bar, names, data in self._rows:
+        for kind, step, bar, after, names, data in self._rows:
             numbers = array("d")
             numbers.frombytes(data)
-            yield Parsed(kind, step, bar, None, _NOWHERE, dict(zip(names, numbers, strict=True)))
+            yield Parsed(kind, step, bar, None, after, _NOWHERE, dict(zip(names, numbers, strict=True)))

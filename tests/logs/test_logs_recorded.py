@@ -1,10 +1,11 @@
 """Every recorded run in every dress: steps and values are those of its table."""
 
+import gzip
 import math
 from pathlib import Path
 
 import pytest
-from log_renderers import FORMATS, RUNS, agree, expected, read, trl_console, trl_every_5
+from log_renderers import DATA, FORMATS, RUNS, agree, expected, read, trl_console, trl_every_5
 
 from grpo_lightning.logs import open_log
 
@@ -75,6 +76,18 @@ def test_of_steps_repeated_after_a_restart_the_later_count(run, tmp_path):
     assert [step.step for step in found] == list(range(1, len(rows) + 1))
     assert [step.values["reward_mean"] for step in found] == [row[name] for row in rows[:-10] + again]
     assert any("restarted once" in note for note in reader.notes)
+
+
+def test_a_trainers_console_tells_what_its_state_tells(tmp_path):
+    """TRL 1.16, ten steps and six more after resuming from step 10, logged every 2: the steps are so short that bars lag,
+    and evaluation, loading and saving draw bars of their own. The state holds the truth."""
+    console, state = (tmp_path / name for name in ("trl_1_16_resumed.log", "trl_1_16_resumed.json"))
+    for path in (console, state):
+        path.write_bytes(gzip.decompress((DATA / f"{path.name}.gz").read_bytes()))
+    found, wanted = list(open_log(console)), list(open_log(state))
+    assert [step.step for step in found] == [step.step for step in wanted] == list(range(2, 17, 2))
+    for one, other in zip(found, wanted, strict=True):
+        assert one.values == pytest.approx(other.values, rel=1e-3)
 
 
 @pytest.mark.parametrize(
