@@ -57,6 +57,25 @@ class EvidenceWriter(L.Callback):
         gathered = ranks.all_gather_object(self._rows(record, reason))
         return self._write([row for rows in gathered for row in rows], record.step, reason)
 
+    def capture_dropped(self, record: StepRecord) -> Path | None:
+        """What was dropped as broken and sampled again, of this rank."""
+        rows = [
+            {
+                "step": record.step,
+                "reason": "resample",
+                "why": group.why,
+                "row_id": group.row_id,
+                "attempt": group.attempt,
+                "rollout": g,
+                "response": _text(self._tokenizer, ids),
+                "rewards": {n: _number(v) for n, v in zip(record.reward_names, rewards, strict=True)},
+                "extras": {},
+            }
+            for group in record.dropped
+            for g, (ids, rewards) in enumerate(zip(group.completion_ids, group.rewards_GK, strict=True))
+        ]
+        return self._write(rows, record.step, "resample") if rows else None
+
     def _rows(self, record: StepRecord, reason: str) -> list[Row]:
         head = {"step": record.step, "reason": reason, "rank": ranks.rank()}
         return [head | row for row in evidence_rows(record, select(record), self._tokenizer)]

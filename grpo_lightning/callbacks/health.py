@@ -13,7 +13,6 @@ from time import time
 from typing import Any
 
 import lightning as L
-import torch
 
 from grpo_lightning.callbacks.checkpoint import RunCheckpoint
 from grpo_lightning.callbacks.evidence import EvidenceWriter
@@ -32,10 +31,14 @@ from grpo_lightning.health import (
     shipped_rules,
     verdict_of,
 )
+from grpo_lightning.health.records import Cause
+from grpo_lightning.health.recovery import Budget
 from grpo_lightning.objective.batch import StepRecord
 from grpo_lightning.signals import signal_names
 from grpo_lightning.sinks import EventRow, StepRow
+from grpo_lightning.sinks.base import EventKind
 from grpo_lightning.training import ranks
+from grpo_lightning.training.settings import RecoverySettings
 
 __all__ = ["HealthMonitor", "HealthSettings", "judge_of"]
 
@@ -119,6 +122,8 @@ class HealthMonitor(L.Callback):
         self._raise = not _interactive() if raise_on_pause is None else raise_on_pause
         self._evaluation: dict[str, float] = {}  # measured since the last step
         self._pausing: Alert | None = None
+        self._budgets: dict[str, Budget] = {}
+        self._budget_state: dict[str, list[list[int]]] = {}  # of the checkpoint
         recorder.listeners.append(self._on_step)
         recorder.health_parts.append(self._health)
 
@@ -130,10 +135,26 @@ class HealthMonitor(L.Callback):
             require_acknowledged(Path(self._resume_from))
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say what the run is held against."""
+        """Set up the budgets of repairs, and say what the run is held against."""
+        recovery = getattr(pl_module, "recovery", None) or RecoverySettings()
+        limits = {"skip_update": recovery.skip_budget, "resample": recovery.resample_budget}
+        state, self._budget_state = self._budget_state, {}
+        for action, limit in limits.items():
+            self._budgets[action] = Budget(limit=limit, window_steps=recovery.window_steps)
+            if action in state and not self._all_acknowledged(action):
+                self._budgets[action].load_state_dict(state[action])
         if self.settings.enabled and self.baseline is not None:
             runs = ", ".join(self.baseline.runs)
             self._recorder.say(f"held against the baseline of {runs} ({self.baseline.steps} steps)")
+
+    def _all_acknowledged(self, action: str) -> bool:
+        """Whether someone has looked at every repair of a kind: they count no more."""
+        directory = self._recorder.directory
+        if directory is None:
+            return False
+        with directory.journal(read_only=True) as journal:
+            alerts = [row for row in journal.alerts(all_segments=True) if row.event.payload.get("action") == action]
+        return bool(alerts) and not any(row.open for row in alerts)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """An evaluation is judged with the step after it."""
@@ -151,6 +172,48 @@ class HealthMonitor(L.Callback):
         groups = float(len(record.row_ids_P) * ranks.world_size())
         for change in self.judge.observe(Step(step=row.step, values=values, groups=groups)):
             self._tell(change, record)
+        self._count_repairs(row, record)
+
+    def _count_repairs(self, row: StepRow, record: StepRecord) -> None:
+        """Record a repair; past its budget, pause."""
+        resampled = int(row.values.get("rollouts_resampled", 0.0))
+        if record.update_skipped:
+            self._repaired("skip_update", row.step, 1, cause="algorithm")
+        if resampled and record.new_rollouts:
+            rewards = any(group.why == "non-finite reward" for group in record.dropped)
+            if self._evidence is not None:
+                self._evidence.capture_dropped(record)
+            self._repaired("resample", row.step, resampled, cause="reward" if rewards else "sampling")
+
+    def _repaired(self, action: str, step: int, count: int, *, cause: Cause) -> None:
+        budget = self._budgets[action]
+        within = budget.spend(step, count)
+        payload = {"count": count, "spent": budget.spent, "within_budget": within, "cause": cause}
+        self._recorder.write_event(self._event(step, "recovery", action, payload, id=f"{action}@{step}"))
+        if not within and self._pausing is None:
+            self._spent(action, step, budget.spent, cause)
+
+    def _spent(self, action: str, step: int, spent: int, cause: Cause) -> None:
+        what = "updates were skipped" if action == "skip_update" else "groups were sampled again"
+        alert = Alert(
+            id=f"recovery_budget_spent@{step}",
+            rule="recovery_budget_spent",
+            step=step,
+            onset_step=step,
+            severity="critical",
+            action="pause",
+            cause=cause,
+            signal="updates_skipped" if action == "skip_update" else "rollouts_resampled",
+            value=float(spent),
+            bound=float(self._budgets[action].limit),
+            expected=None,
+            summary=f"{spent} {what} within {self._budgets[action].window_steps} steps: the fault does not go away by itself.",
+            first="Read the evidence of the first repair: what was broken?",
+            runbook="runbooks/recovery.md",
+        )
+        self.judge.alerts.append(alert)
+        self._record(AlertChange(change="firing", step=step, alert=alert), None)
+        self._pausing = alert
 
     def _tell(self, change: AlertChange, record: StepRecord) -> None:
         alert = change.alert
@@ -171,18 +234,20 @@ class HealthMonitor(L.Callback):
             "checkpoint_before_onset": str(checkpoint) if checkpoint is not None else None,
             "message": self._message(change),
         }
-        row = EventRow(
+        self._recorder.write_event(self._event(change.step, "alert", alert.rule, payload, id=alert.id))
+        self._show()
+
+    def _event(self, step: int, kind: EventKind, name: str, payload: dict[str, Any], *, id: str) -> EventRow:
+        return EventRow(
             run_id=self._recorder.run_id or "",
             segment=self._recorder.segment,
-            step=change.step,
+            step=step,
             time=time(),
-            kind="alert",
-            name=alert.rule,
+            kind=kind,
+            name=name,
             payload=payload,
-            id=alert.id,
+            id=id,
         )
-        self._recorder.write_event(row)
-        self._show()
 
     def _message(self, change: AlertChange) -> str:
         alert = change.alert
@@ -215,7 +280,7 @@ class HealthMonitor(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Carry a pause out, on all ranks together."""
-        if not self.settings.enabled or not _any_rank(self._pausing is not None, pl_module.device):
+        if not self.settings.enabled or not ranks.any_rank(self._pausing is not None, pl_module.device):
             return
         alert: Alert | None = ranks.broadcast_object(self._pausing)
         self._pausing = None
@@ -235,7 +300,11 @@ class HealthMonitor(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """The monitoring state: windows, rulers, streaks, open alerts."""
-        checkpoint[_STATE_KEY] = {"judge": self.judge.state_dict(), "evaluation": dict(self._evaluation)}
+        checkpoint[_STATE_KEY] = {
+            "judge": self.judge.state_dict(),
+            "evaluation": dict(self._evaluation),
+            "budgets": {action: budget.state_dict() for action, budget in self._budgets.items()},
+        }
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Judge on as if never interrupted."""
@@ -243,6 +312,7 @@ class HealthMonitor(L.Callback):
         if state is not None and trainer.state.fn == "fit":
             self.judge.load_state_dict(state["judge"])
             self._evaluation = dict(state["evaluation"])
+            self._budget_state = dict(state["budgets"])
 
     def _health(self) -> dict[str, Any]:
         return {
@@ -261,12 +331,6 @@ def plain(alert: Alert) -> dict[str, Any]:
 
     found = {name: number(value) for name, value in alert.to_dict().items()}
     return found | {"values": {name: number(value) for name, value in alert.values.items()}}
-
-
-def _any_rank(flag: bool, device: torch.device) -> bool:
-    if ranks.world_size() == 1:
-        return flag
-    return bool(ranks.all_reduce_sum(torch.tensor([float(flag)], device=device)).item() > 0)
 
 
 def _interactive() -> bool:

@@ -167,12 +167,13 @@ class _Track:
 
     def step(self, moment: _Moment) -> AlertChange | None:
         """Judge the step."""
-        holds = self.gauge.holds() if self.gauge is not None else None
-        if holds is None:
-            return None
-        if holds and moment.groups >= self.rule.min_groups * moment.span:
-            holds = self._others_hold()
-        return self._advance(holds, moment)
+        gauge = self.gauge
+        holds = gauge.holds() if gauge is not None else None
+        if gauge is None or (holds is None and not gauge.judged.feed.fresh):
+            return None  # not measured at this step: nothing begins and nothing ends
+        if holds:
+            holds = moment.groups >= self.rule.min_groups * moment.span and self._others_hold()
+        return self._advance(bool(holds), moment)
 
     def _others_hold(self) -> bool:
         for gauge, optional in self._when:

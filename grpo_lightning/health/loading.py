@@ -28,8 +28,8 @@ _FACTS = {"value": 0.0, "bound": 0.0, "steps": 0, "expected": 0.0, "signal": "",
 _LARGEST_FILE = 4 * 1024 * 1024
 # The two faults that repair themselves, by the signals that show them.
 RECOVERABLE: dict[str, tuple[str, ...]] = {
-    "skip_update": ("grad_norm", "grad_norm_ratio", "nonfinite_count_grad_norm", "nonfinite_count_loss", "loss"),
-    "resample": ("empty_fraction", "truncated_fraction", "nonfinite_count_rewards", "dead_group_fraction_unscorable"),
+    "skip_update": ("updates_skipped", "grad_norm", "grad_norm_ratio", "nonfinite_count_grad_norm", "loss"),
+    "resample": ("rollouts_resampled", "empty_fraction", "truncated_fraction", "nonfinite_count_rewards"),
 }
 
 

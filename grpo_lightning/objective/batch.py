@@ -101,4 +101,7 @@ class StepRecord:
     reward_metrics: dict[str, float] = field(default_factory=dict)  # what reward functions gave `log_metric`
     reward_extras: dict[str, list[Any]] = field(default_factory=dict)  # and `log_extra`: P·G plain values each
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, reward, update, step
+    resampled_groups: int = 0  # dropped as broken and sampled again for this batch of rollouts
+    unrepaired_groups: int = 0  # still broken after all tries
+    dropped: list[Any] = field(default_factory=list)  # what was dropped, kept as evidence
     new_rollouts: bool = True  # False on further updates over rollouts seen before

@@ -137,6 +137,7 @@ _OPTIMIZER_HEALTH: tuple[Row, ...] = (
     ("update_to_weight", "", "update_norm over the norm of the trained weights", "both", "shared", "1e-6 to 1e-3; above, the policy moves in jumps."),
     ("updates_skipped", "", "1 where the update was skipped", "high", "shared", "0."),
     ("rollouts_resampled", "", "groups dropped and sampled again", "high", "sum", "0."),
+    ("rollouts_unrepaired", "", "groups still broken after every try", "high", "sum", "0. Above: the sampler, or a reward function, is broken for these prompts."),
     ("nonfinite_count", "", "values that are not finite, over all sources", "high", "sum", "0."),
 )
 _OPTIMIZER_DIAGNOSIS: tuple[Row, ...] = (

@@ -21,6 +21,9 @@ def collect(p: Partials, v: StepView) -> None:
     rewards = v.record.rewards_PGK
     p.ratio(f"{_PREFIX}rewards", torch.isinf(rewards), rewards.numel())
     p.ratio(f"{_PREFIX}advantages", ~v.finite_advantages_PG, v.rollouts)
+    groups = len(v.record.row_ids_P)
+    p.ratio("rollouts_resampled", v.record.resampled_groups, groups)
+    p.ratio("rollouts_unrepaired", v.record.unrepaired_groups, groups)
 
 
 def collect_update(p: Partials, update: UpdateSize | None) -> None:
@@ -39,6 +42,7 @@ def derive(m: Merged, record: StepRecord) -> dict[str, float | None]:
         f"{_PREFIX}loss": float(not math.isfinite(record.loss)),
         f"{_PREFIX}grad_norm": float(not math.isfinite(record.grad_norm)),
     }
+    out |= {name: m.sums[f"{name}/total"] for name in ("rollouts_resampled", "rollouts_unrepaired")}
     out |= _update_size(m)
     sources = [n.removesuffix("/total") for n in m.sums if n.startswith(_PREFIX) and n.endswith("/total")]
     out |= {n: m.sums[f"{n}/total"] for n in sources if m.sums[f"{n}/count"]}

@@ -9,11 +9,13 @@ Deviations from the paper:
 1. Dropout is off in the policy: with it, the ratio and the KL would measure noise.
 2. With a single update per batch the old log-probs are the update's own, detached (the ratio is exactly 1), which
    saves a forward pass. The loss is then about 0 at every step: it is no health signal.
-3. An update whose loss or gradient norm is not finite is skipped: weights, optimizer state and schedule stay as they are.
+3. An update whose loss or gradient norm is not finite, or whose norm is over the hard limit, is skipped: weights, optimizer
+   state and schedule stay as they are. Groups of broken rollouts are dropped and others sampled for their prompts.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any, Literal
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from grpo_lightning import shipped
 from grpo_lightning.errors import ConfigError
+from grpo_lightning.health.recovery import GradientLimit
 from grpo_lightning.objective import AdaptiveKLController, LossConfig, LossTotals, policy_loss
 from grpo_lightning.objective.batch import PromptBatch, StepRecord
 from grpo_lightning.rewards import RewardRunner, RewardSpec
@@ -37,6 +40,7 @@ from grpo_lightning.training.settings import (
     KLSettings,
     LoraSettings,
     OptimizerSettings,
+    RecoverySettings,
     SamplingSettings,
     check_counts,
 )
@@ -61,6 +65,7 @@ class GRPOModule(L.LightningModule):
         num_minibatches: optimizer updates per pass.
         micro_batch_groups: groups per backward pass (gradient accumulation); all of a minibatch when not given.
         loss: the policy loss and its clipping.
+        recovery: when updates are skipped and broken rollouts sampled again, and how often before the run pauses.
         engine: what samples: `transformers`, or `vllm` (an extra).
         seed: of the rollouts; each depends on this seed, its row, the epoch and its place in the group alone.
     """
@@ -84,6 +89,7 @@ class GRPOModule(L.LightningModule):
         loss: LossConfig = LossConfig(),  # noqa: B008
         kl: KLSettings = KLSettings(),  # noqa: B008
         optimizer: OptimizerSettings = OptimizerSettings(),  # noqa: B008
+        recovery: RecoverySettings = RecoverySettings(),  # noqa: B008
         engine: Literal["transformers", "vllm"] = "transformers",
         seed: int = 0,
     ) -> None:
@@ -92,7 +98,8 @@ class GRPOModule(L.LightningModule):
         check_counts(group_size, num_iterations, num_minibatches, micro_batch_groups, rewards)
         self.group_size, self.num_iterations, self.num_minibatches = group_size, num_iterations, num_minibatches
         self.micro_batch_groups, self.seed = micro_batch_groups, seed
-        self.loss_config, self.kl, self.optimizer_settings = loss, kl, optimizer
+        self.loss_config, self.kl, self.optimizer_settings, self.recovery = loss, kl, optimizer, recovery
+        self.gradient_limit = GradientLimit(norm=recovery.skip_above_grad_norm, ratio=recovery.skip_above_ratio)
         self.reward_runner = RewardRunner(rewards)
         self.tokenizer = load_tokenizer(shipped.expand(model), gguf_file=gguf_file)
         self.policy = load_policy(shipped.expand(model), gguf_file=gguf_file, dtype=dtype, lora=lora)
@@ -112,6 +119,7 @@ class GRPOModule(L.LightningModule):
             kl=kl,
             seed=seed,
             scoring_groups=micro_batch_groups,
+            recovery=recovery,
         )
         self.evaluator = GreedyEvaluator(
             engine=self.engine,
@@ -237,6 +245,9 @@ class GRPOModule(L.LightningModule):
             reward_metrics=window.reward_metrics if fresh else {},
             reward_extras=window.extras_of(groups.tolist()),
             seconds=(dict(window.seconds) if fresh else {}) | {"update": now - begun, "step": now - started},
+            resampled_groups=window.resampled_groups if fresh else 0,
+            unrepaired_groups=window.unrepaired_groups if fresh else 0,
+            dropped=list(self.collector.dropped) if fresh else [],
             new_rollouts=fresh,
         )
 
@@ -299,10 +310,11 @@ class GRPOModule(L.LightningModule):
         if scaler is not None:
             scaler.unscale_(optimizer.optimizer)
         norm, clipped = clip_gradients(self.policy, self.optimizer_settings.max_grad_norm)
-        healthy = bool(torch.isfinite(torch.tensor([loss, norm])).all())
+        healthy = math.isfinite(loss) and not self.gradient_limit.exceeded(norm)
         if healthy:
             optimizer.step()
             self._advance_schedule()
+            self.gradient_limit.push(norm)
         else:
             self._count_skipped_step()
         optimizer.zero_grad(set_to_none=True)
@@ -380,6 +392,10 @@ class GRPOModule(L.LightningModule):
         checkpoint[_STATE_KEY] = {
             "ranks": ranks.all_gather_object(own),
             "kl_controller": self.kl_controller.state_dict(),
+            "recovery": {
+                "gradient": self.gradient_limit.state_dict(),
+                "cut": self.collector.usually_cut.state_dict(),
+            },
             "reference": self._reference.model.state_dict() if synced else None,  # type: ignore[union-attr]
         }
 
@@ -389,6 +405,9 @@ class GRPOModule(L.LightningModule):
         if state is None:
             return
         self.kl_controller.load_state_dict(state["kl_controller"])
+        if "recovery" in state:
+            self.gradient_limit.load_state_dict(state["recovery"]["gradient"])
+            self.collector.usually_cut.load_state_dict(state["recovery"]["cut"])
         if state["reference"] is not None and self._reference is not None and self._reference.model is not None:
             self._reference.model.load_state_dict(state["reference"])
         if len(state["ranks"]) != ranks.world_size():

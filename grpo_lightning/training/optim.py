@@ -19,7 +19,12 @@ def build_optimizer(policy: nn.Module, settings: OptimizerSettings, *, total_ste
     parameters = [p for p in policy.parameters() if p.requires_grad]
     beta1, beta2 = settings.betas
     optimizer = torch.optim.AdamW(
-        parameters, lr=settings.lr, betas=(beta1, beta2), eps=settings.eps, weight_decay=settings.weight_decay, fused=True
+        parameters,
+        lr=settings.lr,
+        betas=(beta1, beta2),
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=True,
     )
     name = "constant_with_warmup" if settings.schedule == "constant" else settings.schedule
     scheduler = get_scheduler(

@@ -36,6 +36,13 @@ def all_reduce_sum(values: Tensor) -> Tensor:
     return total
 
 
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set on any rank."""
+    if world_size() == 1:
+        return flag
+    return bool(all_reduce_sum(torch.tensor([float(flag)], device=device)).item() > 0)
+
+
 def all_gather_tensor(values: Tensor) -> list[Tensor]:
     """`values` of every rank, in rank order; all ranks give the same shape."""
     if not _joined():

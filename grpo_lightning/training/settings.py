@@ -8,7 +8,15 @@ from typing import Any, Literal
 from grpo_lightning.errors import ConfigError
 from grpo_lightning.rollout import SamplingConfig
 
-__all__ = ["AdvantageSettings", "KLSettings", "LoraSettings", "OptimizerSettings", "SamplingSettings", "check_counts"]
+__all__ = [
+    "AdvantageSettings",
+    "KLSettings",
+    "LoraSettings",
+    "OptimizerSettings",
+    "RecoverySettings",
+    "SamplingSettings",
+    "check_counts",
+]
 
 
 def _require(holds: bool, message: str) -> None:
@@ -99,6 +107,36 @@ class OptimizerSettings:
             self.max_grad_norm is None or self.max_grad_norm > 0,
             f"optimizer.max_grad_norm is {self.max_grad_norm}: give a norm above 0, or null for no clipping.",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoverySettings:
+    """The two faults that repair themselves, and how often they may before the run pauses.
+
+    Args:
+        skip_above_grad_norm: skip an update whose gradient norm is above this; null: no such limit.
+        skip_above_ratio: skip one above this many times the median of the last 50 norms; null: none. One that is not
+            finite is always skipped.
+        skip_budget: updates that may be skipped within the window.
+        resample_tries: how often broken groups of rollouts are dropped and sampled again within a step; 0: never.
+        resample_budget: groups that may be sampled again within the window.
+        window_steps: the window, in optimizer steps.
+    """
+
+    skip_above_grad_norm: float | None = None
+    skip_above_ratio: float | None = 100.0
+    skip_budget: int = 3
+    resample_tries: int = 2
+    resample_budget: int = 16
+    window_steps: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("skip_above_grad_norm", "skip_above_ratio"):
+            limit = getattr(self, name)
+            _require(limit is None or limit > 0, f"recovery.{name} is {limit}: give a number above 0, or null.")
+        for name in ("skip_budget", "resample_tries", "resample_budget"):
+            _require(getattr(self, name) >= 0, f"recovery.{name} is {getattr(self, name)}: give 0 or more.")
+        _require(self.window_steps >= 1, f"recovery.window_steps is {self.window_steps}: give 1 or more.")
 
 
 def check_counts(

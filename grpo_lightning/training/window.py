@@ -26,7 +26,17 @@ from grpo_lightning.rewards import RewardResult, RewardRunner
 from grpo_lightning.rollout import RolloutEngine, SamplingConfig, rollout_seeds, score_completions
 from grpo_lightning.training import ranks
 from grpo_lightning.training.models import Reference
-from grpo_lightning.training.settings import AdvantageSettings, KLSettings
+from grpo_lightning.training.resampling import (
+    CutMemory,
+    DroppedGroup,
+    broken_groups,
+    replace_groups,
+    replace_rewards,
+    select_prompts,
+)
+from grpo_lightning.training.settings import AdvantageSettings, KLSettings, RecoverySettings
+
+_ATTEMPT = 1_000_003  # between the seeds of two samplings of one group
 
 __all__ = ["Collector", "RolloutWindow", "decode_completions"]
 
@@ -51,6 +61,8 @@ class RolloutWindow:
     reward_errors: dict[str, int]
     seconds: dict[str, float]  # rollout, reward, score
     reward_seconds: dict[str, float] = field(default_factory=dict)
+    resampled_groups: int = 0
+    unrepaired_groups: int = 0
     reward_metrics: dict[str, float] = field(default_factory=dict)  # what functions gave `log_metric`
     reward_extras: dict[str, list[Any]] = field(default_factory=dict)  # and `log_extra`: P·G plain values each
 
@@ -99,6 +111,18 @@ def _plain(value: Any) -> Any:
         return type(value).__name__
 
 
+def _cut_share(rollouts: Rollouts) -> float:
+    """The share of completions that hit the length limit, over all ranks."""
+    cut = torch.stack(
+        [
+            (~rollouts.terminated_PG).sum(),
+            torch.tensor(rollouts.terminated_PG.numel()).to(rollouts.terminated_PG.device),
+        ]
+    )
+    total = ranks.all_reduce_sum(cut.double())
+    return float(total[0] / total[1].clamp(min=1))
+
+
 def decode_completions(tokenizer: Any, rollouts: Rollouts, prompts: list[Any]) -> list[Any]:
     """P·G responses, prompt by prompt, in TRL's convention: strings, or one-message chats for chat prompts."""
     lengths = rollouts.lengths_PG.flatten().tolist()
@@ -125,6 +149,9 @@ class Collector:
     kl: KLSettings
     seed: int
     scoring_groups: int | None  # groups scored at once without gradient; None: all
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
+    usually_cut: CutMemory = field(default_factory=CutMemory)
+    dropped: list[DroppedGroup] = field(default_factory=list)  # of the last batch
 
     def collect(
         self,
@@ -141,6 +168,7 @@ class Collector:
         rollouts = self.sample(policy, batch)
         sampled = perf_counter()
         result = self._score_rewards(rollouts, batch, step)
+        rollouts, result, unrepaired = self._repaired(policy, batch, rollouts, result, step)
         rewarded = perf_counter()
         old, ref = self._logprobs(policy, reference, rollouts, keep_old=keep_old)
         rewards_PGK = result.rewards_NK.view(len(batch), self.group_size, -1).to(rollouts.completion_ids_PGL.device)
@@ -166,6 +194,8 @@ class Collector:
             reward_seconds=dict(result.seconds),
             reward_metrics=dict(result.metrics),
             reward_extras=_plain_columns(result.extras, len(batch) * self.group_size),
+            resampled_groups=len(self.dropped),
+            unrepaired_groups=unrepaired,
             seconds={
                 "rollout": sampled - started,
                 "reward": rewarded - sampled,
@@ -173,12 +203,59 @@ class Collector:
             },
         )
 
-    def sample(self, policy: nn.Module, batch: PromptBatch) -> Rollouts:
-        """G completions for each prompt; each rollout's seed depends on run seed, row, epoch and its place in the group."""
-        seeds_PG = rollout_seeds(self.seed, batch.row_ids_P, batch.epoch, self.group_size)
+    def sample(self, policy: nn.Module, batch: PromptBatch, *, attempt: int = 0) -> Rollouts:
+        """G completions for each prompt; each rollout's seed depends on run seed, row, epoch and its place in the group,
+        and on how often the group was sampled before."""
+        seeds_PG = rollout_seeds(self.seed + _ATTEMPT * attempt, batch.row_ids_P, batch.epoch, self.group_size)
         return self.engine.generate(
             policy, batch, group_size=self.group_size, sampling=self.sampling, seeds_PG=seeds_PG
         )
+
+    def _repaired(
+        self, policy: nn.Module, batch: PromptBatch, rollouts: Rollouts, result: RewardResult, step: int
+    ) -> tuple[Rollouts, RewardResult, int]:
+        """Drop broken groups and sample others for their prompts; at last, how many are broken still.
+
+        All ranks sample again when one has to: a sharded model samples on all of them or none.
+        """
+        self.dropped = []
+        broken = self._broken(rollouts, result)
+        for attempt in range(1, self.recovery.resample_tries + 1):
+            if not ranks.any_rank(bool(broken), rollouts.completion_ids_PGL.device):
+                break
+            groups = sorted(broken) or [0]
+            others_batch = select_prompts(batch, groups)
+            others = self.sample(policy, others_batch, attempt=attempt)
+            if not broken:
+                continue
+            self._keep_dropped(broken, batch, rollouts, result, attempt - 1)
+            rewarded = self._score_rewards(others, others_batch, step)
+            rollouts = replace_groups(rollouts, groups, others, pad_id=self.sampling.pad_id)
+            result = replace_rewards(result, groups, rewarded, group_size=self.group_size)
+            broken = {p: why for p, why in self._broken(rollouts, result).items() if p in broken}
+        self.usually_cut.push(_cut_share(rollouts))
+        return rollouts, result, len(broken)
+
+    def _broken(self, rollouts: Rollouts, result: RewardResult) -> dict[int, str]:
+        all_cut = self.usually_cut.unusual(_cut_share(rollouts))
+        return broken_groups(rollouts, result.rewards_NK, all_cut=all_cut)
+
+    def _keep_dropped(
+        self, broken: dict[int, str], batch: PromptBatch, rollouts: Rollouts, result: RewardResult, attempt: int
+    ) -> None:
+        rewards_PGK = result.rewards_NK.view(len(batch), self.group_size, -1)
+        for p, why in broken.items():
+            lengths = rollouts.lengths_PG[p].tolist()
+            ids = rollouts.completion_ids_PGL[p].tolist()
+            self.dropped.append(
+                DroppedGroup(
+                    why=why,
+                    row_id=int(batch.row_ids_P[p]),
+                    attempt=attempt,
+                    completion_ids=[row[:n] for row, n in zip(ids, lengths, strict=True)],
+                    rewards_GK=rewards_PGK[p].tolist(),
+                )
+            )
 
     def _score_rewards(self, rollouts: Rollouts, batch: PromptBatch, step: int) -> RewardResult:
         repeat = self.group_size

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from grpo_lightning.callbacks import CheckpointSettings, RunSettings, run_callbacks
+from grpo_lightning.callbacks import CheckpointSettings, HealthSettings, RunSettings, run_callbacks
 from grpo_lightning.rewards import RewardSpec
 from grpo_lightning.sinks import RunDirectory, StepRow
 from grpo_lightning.training.data import PromptDataModule
@@ -41,12 +41,13 @@ def record_run(
     ckpt: Path | None = None,
     every: int = 0,
     extra: Sequence[L.Callback] = (),
+    health: HealthSettings | None = None,
     **settings: Any,
 ) -> RunDirectory:
     """Train to step `steps` with everything recorded below `folder`; the run's directory."""
     run = RunSettings(**({"dir": str(folder), "mlflow": False} | settings))
     saving = CheckpointSettings(every_n_steps=every, keep=-1)
-    own = run_callbacks(run=run, checkpoint=saving, resume_from=str(ckpt) if ckpt else None)
+    own = run_callbacks(run=run, checkpoint=saving, health=health, resume_from=str(ckpt) if ckpt else None)
     trainer = L.Trainer(
         max_steps=steps,
         max_epochs=-1,
