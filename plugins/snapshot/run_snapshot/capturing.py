@@ -21,7 +21,14 @@ from run_snapshot.git import Git
 from run_snapshot.locks import LockMode, copy_locks, make_lock
 from run_snapshot.manifest import write_snapshot
 from run_snapshot.redact import Scrubber
-from run_snapshot.repository import CODE_SUFFIXES, Repository, find_repository, read_repository, untracked_code
+from run_snapshot.repository import (
+    CODE_SUFFIXES,
+    Repository,
+    find_repository,
+    outputs_of,
+    read_repository,
+    untracked_code,
+)
 from run_snapshot.rewards import read_rewards
 
 __all__ = ["OnError", "Snapshot", "capture"]
@@ -153,6 +160,8 @@ def _data(draft: _Draft, sources: Iterable[str | Path | Rows]) -> None:
                 entries.append(_source(draft, part, len(entries)))
             except (SnapshotError, OSError) as error:
                 draft.reason("data", error)
+            except Exception as error:  # noqa: BLE001 - rows in memory may be a program of the user's
+                draft.reason("data", f"{getattr(part, 'name', part)}: {type(error).__name__}: {error}")
     draft.json("data.json", {"sources": entries})
 
 
@@ -227,9 +236,9 @@ def _code(draft: _Draft, home: Path, target: Path, seconds: float) -> None:
     roots = dict.fromkeys(root for folder in folders if (root := find_repository(folder)))
     repositories = []
     for index, root in enumerate(roots):
-        repository = read_repository(root, ignore=[target.parent], seconds=seconds)
+        repository = read_repository(root, ignore=[outputs_of(target)], seconds=seconds)
         repositories.append(_repository_entry(draft, repository, index))
-        draft.stat["code"][str(root)] = _code_stats(root, target.parent, seconds)
+        draft.stat["code"][str(root)] = _code_stats(root, outputs_of(target), seconds)
         if repository.status != "ok":
             draft.reason("code", f"{root}: {repository.status}")
     draft.json("code.json", {"repositories": repositories, "project": str(home)})

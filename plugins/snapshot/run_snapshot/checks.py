@@ -30,7 +30,7 @@ from run_snapshot.errors import DigestError, GitError, SnapshotError
 from run_snapshot.git import Git
 from run_snapshot.manifest import Stored
 from run_snapshot.records import Finding, Verdict
-from run_snapshot.repository import Repository, read_repository, untracked_code
+from run_snapshot.repository import Repository, outputs_of, read_repository, untracked_code
 
 __all__ = ["check_code", "check_data", "check_environment", "check_rewards", "check_weights", "compare_tree"]
 
@@ -291,11 +291,11 @@ def _repository(
         head = git.run("rev-parse", "HEAD") if entry["revision"] else ""
         findings = list(_revision(git, entry, head))
         if quick:
-            findings += _quick_code(git, root, known, elsewhere, stored.path.parent)
+            findings += _quick_code(git, root, known, elsewhere, outputs_of(stored.path))
         elif not entry["is_bare"] and entry["revision"] and head == entry["revision"]:
-            findings += _full_code(entry, read_repository(root, ignore=[stored.path.parent]), elsewhere)
+            findings += _full_code(entry, read_repository(root, ignore=[outputs_of(stored.path)]), elsewhere)
         elif not entry["is_bare"] and entry["revision"]:
-            findings += _quick_code(git, root, known, elsewhere, stored.path.parent)
+            findings += _quick_code(git, root, known, elsewhere, outputs_of(stored.path))
     except GitError as error:
         return [_finding("code", entry["root"], "unknown", str(error))]
     return findings or [_finding("code", entry["root"], "ok", _code_detail(entry))]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 
-__all__ = ["active_tags", "reset_active", "set_active", "snapshot_tags", "tagging"]
+__all__ = ["active_tags", "clear_active", "set_active", "snapshot_tags", "tagging"]
 
 _active: ContextVar[dict[str, str] | None] = ContextVar("run_snapshot_active", default=None)
 
@@ -22,24 +22,22 @@ def active_tags() -> dict[str, str] | None:
     return _active.get()
 
 
-def set_active(tags: dict[str, str]) -> Token[dict[str, str] | None]:
+def set_active(tags: dict[str, str]) -> None:
     """Let runs that are made from now on in this context carry `tags`."""
-    return _active.set(dict(tags))
+    _active.set(dict(tags))
 
 
-def reset_active(token: Token[dict[str, str] | None]) -> None:
-    """Undo `set_active`; in another context there is nothing to undo."""
-    try:
-        _active.reset(token)
-    except ValueError:
-        _active.set(None)
+def clear_active() -> None:
+    """Runs that are made from now on are not ours."""
+    _active.set(None)
 
 
 @contextmanager
 def tagging(digest: str, *, partial: bool = False) -> Iterator[None]:
     """MLflow runs that are made inside carry the snapshot's tags."""
-    token = set_active(snapshot_tags(digest, partial=partial))
+    before = _active.get()
+    set_active(snapshot_tags(digest, partial=partial))
     try:
         yield
     finally:
-        reset_active(token)
+        _active.set(before)

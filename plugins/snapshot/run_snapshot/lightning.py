@@ -11,7 +11,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -19,16 +19,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from run_snapshot.capturing import OnError, Snapshot, capture
 from run_snapshot.checkpoints import KEY, checkpoint_record
-from run_snapshot.context import reset_active, set_active, snapshot_tags
+from run_snapshot.context import clear_active, set_active, snapshot_tags
 from run_snapshot.differing import diff
 from run_snapshot.digests.data import Rows
 from run_snapshot.errors import SnapshotError
 from run_snapshot.locks import LockMode
 from run_snapshot.records import Difference, Finding
 from run_snapshot.verifying import check
-
-if TYPE_CHECKING:
-    from contextvars import Token
 
 __all__ = ["SnapshotCallback"]
 
@@ -80,7 +77,6 @@ class SnapshotCallback(Callback):
         self._on_error: OnError = on_error
         self._told: set[Finding] = set()
         self._last: tuple[int, dict[str, Any]] | None = None
-        self._token: Token[dict[str, str] | None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Capture before the logger makes its run, so that the run is made with the tags."""
@@ -95,7 +91,7 @@ class SnapshotCallback(Callback):
             rank_zero_warn(f"The snapshot in {into} is partial: {'; '.join(self.snapshot.reasons)}")
         if any(isinstance(c, ModelCheckpoint) and c.save_weights_only for c in trainer.callbacks):  # type: ignore[attr-defined]
             rank_zero_warn("save_weights_only leaves callbacks out: such checkpoints will not name their snapshot.")
-        self._token = set_active(self._tags())
+        set_active(self._tags())
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Hand the snapshot to every MLflow logger."""
@@ -140,9 +136,11 @@ class SnapshotCallback(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Runs that are made after this one are not ours."""
-        if self._token is not None:
-            reset_active(self._token)
-            self._token = None
+        clear_active()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """After an error Lightning tears nothing down."""
+        clear_active()
 
     def _tags(self) -> dict[str, str]:
         if self.snapshot is None:

@@ -17,7 +17,7 @@ from run_snapshot.errors import GitError
 from run_snapshot.git import Git, Sink
 from run_snapshot.redact import is_secret_file, redact_patch, redact_text
 
-__all__ = ["CODE_SUFFIXES", "Patch", "Repository", "find_repository", "read_repository", "untracked_code"]
+__all__ = ["CODE_SUFFIXES", "Patch", "Repository", "find_repository", "outputs_of", "read_repository", "untracked_code"]
 
 State = Literal["clean", "dirty", "unknown"]
 
@@ -95,9 +95,14 @@ def read_repository(
         return Repository(root=str(root), status=str(error), reachable_why=str(error))
 
 
+def outputs_of(snapshot: Path) -> Path:
+    """The folder whose files a run writes itself: its run directory, or the snapshot's folder alone."""
+    return snapshot.parent if snapshot.name == "snapshot" and not (snapshot.parent / ".git").exists() else snapshot
+
+
 def untracked_code(git: Git, root: Path, ignore: Sequence[Path] = ()) -> list[str]:
     """Code that git neither follows nor ignores; outputs of runs are left out."""
-    ignored = [path.absolute() for path in ignore]
+    ignored = [path.absolute() for path in ignore if not root.absolute().is_relative_to(path.absolute())]
     kept = []
     for name in git.records("ls-files", "--others", "--exclude-standard", "-z"):
         path = root / name
