@@ -66,6 +66,7 @@ _REWARD_HEALTH: tuple[Row, ...] = (
     ("group_reward_range", "", "mean over scorable groups of max - min", "low", "moments", "As group_reward_std."),
     ("dead_group_fraction", "", "groups whose rewards are all equal, of all groups", "high", "mean", "0.3 to 0.6 is ordinary; near 1 nothing is learned. Its split says whether prompts are too hard or solved."),
     ("dead_group_fraction_unscorable", "", "groups with fewer than two rewards, of all groups", "high", "mean", "0. Above: a reward function fails or is missing."),
+    ("reward_conflict_fraction", "", "pairs of equal completions in a group whose rewards differ, of the neighbouring equal pairs", "high", "mean", "0 with a reward that depends on the response alone. Near 1: the reward is noise, or depends on something else."),
     ("reward_outlier_fraction", "", "rewards beyond 3 interquartile ranges (at least 3 reachable spans) from the quartiles", "high", "histogram", "0. Above: a reward function gives values out of its scale."),
 )
 _REWARD_DIAGNOSIS: tuple[Row, ...] = (

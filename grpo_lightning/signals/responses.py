@@ -14,7 +14,13 @@ __all__ = ["NGRAM", "collect", "derive", "distinct", "ngram_repetition", "prefix
 
 NGRAM = 4
 _POSITIVE = 2**63 - 1
-_SHARES = ("truncated_fraction", "empty_fraction", "response_length_correct", "response_length_wrong")
+_SHARES = (
+    "reward_conflict_fraction",
+    "truncated_fraction",
+    "empty_fraction",
+    "response_length_correct",
+    "response_length_wrong",
+)
 _MEANS = ("ngram_repetition", "prefix_repetition", "distinct_response_fraction")
 
 
@@ -30,7 +36,10 @@ def collect(p: Partials, v: StepView) -> None:
     hashes_PGL = prefix_hashes(rollouts.completion_ids_PGL)
     p.moments("ngram_repetition", ngram_repetition(rollouts.completion_ids_PGL, lengths_PG))
     p.moments("prefix_repetition", prefix_overlap(hashes_PGL, lengths_PG))
-    p.moments("distinct_response_fraction", _distinct_share(hashes_PGL, lengths_PG))
+    ordered_PG, order_PG = _whole(hashes_PGL, lengths_PG).sort(-1, stable=True)
+    same = ordered_PG[:, 1:] == ordered_PG[:, :-1]
+    p.moments("distinct_response_fraction", 1.0 - same.sum(-1).double() / ordered_PG.shape[1])
+    p.ratio("reward_conflict_fraction", same & _rewards_differ(v, order_PG), same)
 
 
 def derive(m: Merged, record: StepRecord) -> dict[str, float | None]:
@@ -92,10 +101,14 @@ def _padded(hashes_PGL: Tensor, lengths_PG: Tensor, width: int) -> Tensor:
     return out
 
 
-def _distinct_share(hashes_PGL: Tensor, lengths_PG: Tensor) -> Tensor:
-    """Different completions of each group over its completions, float64 [P]."""
+def _whole(hashes_PGL: Tensor, lengths_PG: Tensor) -> Tensor:
+    """A number for each whole completion [P, G]; equal ones have equal numbers."""
     from_none_PGL = torch.nn.functional.pad(hashes_PGL, (1, 0))
-    whole_PG = from_none_PGL.gather(-1, lengths_PG.unsqueeze(-1)).squeeze(-1) + lengths_PG
-    ordered_PG = whole_PG.sort(-1).values
-    changes_P = (ordered_PG[:, 1:] != ordered_PG[:, :-1]).sum(-1)
-    return (changes_P + 1).double() / whole_PG.shape[1]
+    return from_none_PGL.gather(-1, lengths_PG.unsqueeze(-1)).squeeze(-1) + lengths_PG
+
+
+def _rewards_differ(v: StepView, order_PG: Tensor) -> Tensor:
+    """Whether neighbours in an order have rewards that differ, by more than rounding; missing ones don't [P, G - 1]."""
+    rewards_PG = v.rewards_PG.gather(1, order_PG)
+    before, after = rewards_PG[:, :-1], rewards_PG[:, 1:]
+    return (after - before).abs() > 1e-5 * (after.abs() + before.abs()).clamp(min=1e-3)

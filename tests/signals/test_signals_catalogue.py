@@ -18,7 +18,7 @@ ELSEWHERE = {"monitor_seconds", "probe_seconds", "eval_accuracy", "rollouts_resa
 def _everything() -> set[str]:
     record = make_record(
         [[0.0, 1.0]] * 2,
-        ids=[[[1, 2, 3, 4], [5, 6, 7, 8]]] * 2,
+        ids=[[[1, 2, 3, 4], [5, 6, 7, 8]], [[1, 2, 3, 4], [1, 2, 3, 4]]],
         tokens={"ref": -1.5},
         seconds=dict.fromkeys(("step", "rollout", "reward", "score", "update"), 1.0),
         reward_errors={"f0": 0},

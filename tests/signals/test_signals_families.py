@@ -71,6 +71,8 @@ CASES = [
     ("a period of two", {"rewards": [[0.0, 1.0]], "ids": [[[5, 6, 5, 6, 5, 6], [1, 2]]]}, {"ngram_repetition": 1 - 2 / 3}),
     ("prefixes: pairs share 2, 1 and 1 of 3 tokens", {"rewards": [[0.0, 1.0, 0.0]], "ids": [[[1, 2, 3], [1, 2, 4], [1, 5, 3]]]}, {"prefix_repetition": (2 + 1 + 1) / 3 / 3}),
     ("a prefix that is the whole", {"rewards": [[0.0, 1.0]], "ids": [[[1, 2], [1, 2, 3, 4]]]}, {"prefix_repetition": 2 / 3, "distinct_response_fraction": 1.0}),
+    ("equal answers, other rewards", {"rewards": [[0.0, 1.0, 0.5, 0.5]], "ids": [[[1, 2], [1, 2], [3], [3]]]}, {"reward_conflict_fraction": 0.5}),
+    ("equal answers, the same reward but for rounding", {"rewards": [[0.3, 0.3 + 1e-9, 0.0, 1.0]], "ids": [[[1, 2], [1, 2], [3], [4]]]}, {"reward_conflict_fraction": 0.0}),
     ("the same answer", {"rewards": [[0.0, 0.0, 0.0, 1.0]], "ids": [[[1, 2], [1, 2], [1, 2], [2, 1]]]}, {"distinct_response_fraction": 0.5, "prefix_repetition": 0.5}),
     # optimizer
     ("norms", {"rewards": [[0.0, 1.0]], "update_skipped": True}, {"grad_norm": 2.0, "grad_norm_clipped": 1.0, "updates_skipped": 1.0}),
