@@ -95,11 +95,19 @@ def _follow(args: argparse.Namespace, rules: Sequence[Rule], baseline: Baseline 
         raise UsageError(f"--follow watches one log and {len(args.logs)} are named: start one check for each.")
     judge = Judge(rules, baseline=baseline)
     last: int | None = None
-    for row in follow(Path(args.logs[0]), format=args.format, logging_steps=args.logging_steps, poll_seconds=args.poll):
+    intervals: list[float] = []
+    rows = follow(
+        Path(args.logs[0]),
+        format=args.format,
+        logging_steps=args.logging_steps,
+        poll_seconds=args.poll,
+        seen=lambda reader: intervals.append(reader.interval),
+    )
+    for row in rows:
         if last is not None and row.step <= last:  # a restart: what comes again counts
             judge = Judge(rules, baseline=baseline)
             last = None
-        _say(judge, row, float(args.logging_steps or 1) if last is None else float(row.step - last))
+        _say(judge, row, intervals[-1] if last is None else float(row.step - last))
         last = row.step
     return 0
 

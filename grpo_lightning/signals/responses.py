@@ -36,7 +36,7 @@ def collect(p: Partials, v: StepView) -> None:
     hashes_PGL = prefix_hashes(rollouts.completion_ids_PGL)
     p.moments("ngram_repetition", ngram_repetition(rollouts.completion_ids_PGL, lengths_PG))
     p.moments("prefix_repetition", prefix_overlap(hashes_PGL, lengths_PG))
-    ordered_PG, order_PG = _whole(hashes_PGL, lengths_PG).sort(-1, stable=True)
+    ordered_PG, order_PG = _whole(hashes_PGL, lengths_PG).sort(dim=-1, stable=True)
     same = ordered_PG[:, 1:] == ordered_PG[:, :-1]
     p.moments("distinct_response_fraction", 1.0 - same.sum(-1).double() / ordered_PG.shape[1])
     p.ratio("reward_conflict_fraction", same & _rewards_differ(v, order_PG), same)
