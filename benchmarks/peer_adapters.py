@@ -29,6 +29,7 @@ from series import Series
 __all__ = ["TOOLS", "Alarm", "Tool", "reward_samples", "rldoctor_row"]
 
 CHECK_EVERY = 25  # rlprobe's `diagnose_every`
+APART = 0.05  # a spread of rewards that one group's rounding does not make
 RLDOCTOR_NAMES = {
     "reward_mean": "reward",
     "reward_std": "reward_std",
@@ -233,13 +234,15 @@ def _logit(kl: float) -> float:
 def reward_samples(values: dict[str, float], size: int) -> np.ndarray:
     """Rewards with the row's mean and spread: right and wrong answers where these say so, as the series were drawn.
 
-    Elsewhere the share of live groups lies on both sides of the mean and the rest on it.
+    Elsewhere the share of live groups lies on both sides of the mean and the rest on it; all of them where no group is
+    live but the groups differ.
     """
     mean, spread = values["reward_mean"], values["reward_std"]
     rights = round(mean * size)
     if 0 <= mean <= 1 and abs(rights - mean * size) < 1e-6 and math.isclose(spread, math.sqrt(mean * (1 - mean))):
         return (np.arange(size) < rights).astype(float)
     live = round((1 - values.get("dead_group_fraction", 0.0)) * size) // 2 * 2
+    live = size // 2 * 2 if live == 0 and spread > APART else live
     samples = np.full(size, mean)
     samples[:live] += spread * math.sqrt(size / max(live, 1)) * np.where(np.arange(live) % 2, 1.0, -1.0)
     return samples

@@ -1,6 +1,6 @@
 """Our rules and three other packages on the same generated series, side by side.
 
-    python benchmarks/peers.py [--held-out] [--seeds 10] [--healthy 5] [--only ours,rldoctor] [--details ours] [--jobs 2]
+    python benchmarks/peers.py [--held-out [--draw 0]] [--seeds 10] [--healthy 5] [--only ours,rldoctor] [--details ours] [--jobs 2]
 
 `series.py` makes healthy runs of 20 families and 10 kinds of fault; `series_held_out.py` makes others of other shapes, on
 which no rule was tuned. Each package reads every series row by row (see `peer_adapters.py`). A fault counts as found at the
@@ -206,8 +206,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not args.only or tool.name in args.only or (tool.version is None and "ours" in args.only)
     ]
     tools = [tool for tool in wanted if tool.missing is None]
-    source = series_held_out if args.held_out else series
-    results = measure(tools, source.healthy_series(args.healthy), source.pairs(args.seeds), jobs=args.jobs)
+    if args.held_out:
+        healthy = series_held_out.healthy_series(args.healthy, args.draw)
+        faulty = series_held_out.pairs(args.seeds, args.draw)
+    else:
+        healthy, faulty = series.healthy_series(args.healthy), series.pairs(args.seeds)
+    results = measure(tools, healthy, faulty, jobs=args.jobs)
     for tool in wanted:
         if tool.missing is not None:
             print(f"{tool.name} {tool.version}: not measured ({tool.missing})\n")
@@ -226,6 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--held-out", action="store_true", help="the series that no rule was tuned on")
+    parser.add_argument("--draw", type=int, default=0, help="which of the held-out sets")
     parser.add_argument("--seeds", type=int, default=10, help="faulty series of each kind")
     parser.add_argument("--healthy", type=int, default=5, help="healthy series of each family")
     parser.add_argument("--only", type=_names, default=(), help="tools, comma-separated")

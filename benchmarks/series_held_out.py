@@ -5,7 +5,7 @@ have any scale and may be continuous, noise is heavy-tailed and correlated, runs
 anywhere after step 40. Faults act on the answers, and what follows from them (spread, advantages, gradient) is computed. Dips
 of the healthy are 30 to 60 % deep and 15 to 45 steps long, and some take length and truncation along. Each series is logged
 as one of six trainers might: all signals; without the dead share; without the groups' std; with TRL's metrics only; these
-as means of 5 steps; and without a KL.
+as means of 5 steps; and without a KL. Once a rule was tuned on a draw of them, `--draw` makes the next.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from series import Pair, Series, Values
 __all__ = ["DRESSES", "FAULTS", "Setting", "draw_setting", "healthy_series", "make", "pairs"]
 
 FAMILIES = 10  # of seeds, so that `--healthy 5` makes 50 series
+DRAW = 100_000  # seeds from a draw to the next
 CURVES = ("power", "stairs", "late", "linear", "flat", "solved", "peak")
 TRL = (
     "reward_mean",
@@ -81,18 +82,19 @@ class World:
     rng: np.random.Generator = field(repr=False)
 
 
-def healthy_series(seeds: int) -> list[Series]:
-    """`seeds` times ten healthy runs, all different."""
-    return [make(draw_setting(seed), seed) for seed in range(FAMILIES * seeds)]
+def healthy_series(seeds: int, draw: int = 0) -> list[Series]:
+    """`seeds` times ten healthy runs, all different, and different in each draw."""
+    numbers = range(DRAW * draw, DRAW * draw + FAMILIES * seeds)
+    return [make(draw_setting(number), number) for number in numbers]
 
 
-def pairs(seeds: int) -> list[Pair]:
+def pairs(seeds: int, draw: int = 0) -> list[Pair]:
     """Every fault, `seeds` times."""
-    return [_pair(fault, kind, seed) for kind, fault in enumerate(FAULTS) for seed in range(seeds)]
+    return [_pair(fault, kind, seed, draw) for kind, fault in enumerate(FAULTS) for seed in range(seeds)]
 
 
-def _pair(fault: str, kind: int, seed: int) -> Pair:
-    number = 10_000 + 100 * kind + seed
+def _pair(fault: str, kind: int, seed: int, draw: int) -> Pair:
+    number = DRAW * draw + 10_000 + 100 * kind + seed
     setting = draw_setting(number)
     dress = DRESSES[(seed + kind) % len(DRESSES)]
     setting = replace(setting, dress="trl" if fault == "KL explosion" and dress == "no kl" else dress)
