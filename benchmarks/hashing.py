@@ -3,18 +3,17 @@
     python benchmarks/hashing.py [--mib 1024] [--rounds 5]
 
 The file is a safetensors file of random bfloat16 matrices, in the page cache. All ways take turns, and the best of the rounds
-counts, so that other work on the machine hits none of them alone. Reading is an exclusive or over the mapped file on two
-threads, 16 MiB at a time: the fastest way to look at every byte that numpy has. sha256 is hashlib's over the file, on one
-thread, as tools record it; model-signing is `model_signing.hashing.hash` with its defaults, which is sha256 as well. The table
-also says what a capture and a look at every checkpoint cost here. The last line is JSON: `vs_read` (our speed over that of
-reading; 1 is as fast as looking), `vs_sha256` and `vs_model_signing` (how many times as fast).
+counts, so that other work on the machine hits none of them alone. Reading is the faster of numpy's sum and exclusive or over
+the tensors that are hashed, on two threads, 16 MiB at a time. sha256 is hashlib's over the file, on one thread, as tools record
+it; model-signing is `model_signing.hashing.hash` with its defaults, which is sha256 as well. The table also says what a capture
+and a look at every checkpoint cost here. The last line is JSON: `vs_read` (our speed over that of reading the same memory; 1 is
+as fast as looking at it), `vs_sha256` and `vs_model_signing` (how many times as fast, on the same file).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import sys
 import tempfile
 from collections.abc import Callable
@@ -46,14 +45,13 @@ def make_model(file: Path, mib: int) -> None:
     save_file(state | norms, file)
 
 
-def read_file(file: Path) -> None:
+def read_memory(state: dict[str, torch.Tensor], look: np.ufunc) -> None:
     """Look at every byte, on two threads."""
-    with file.open("rb") as opened:
-        words = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
-    words = words[: len(words) // 8 * 8].view(np.uint64)
+    words = [tensor.reshape(-1).view(torch.int64).numpy().view(np.uint64) for tensor in state.values()]
     step = PART // 8
+    parts = [whole[at : at + step] for whole in words for at in range(0, len(whole), step)]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda at: np.bitwise_xor.reduce(words[at : at + step]), range(0, len(words), step)))
+        list(pool.map(look.reduce, parts))
 
 
 def sha256_file(file: Path) -> None:
@@ -105,7 +103,7 @@ def main() -> None:
     """Print the table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=12)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -113,7 +111,8 @@ def main() -> None:
         make_model(file, options.mib)
         state = dict(torch.load(_as_torch(file), mmap=True, weights_only=True))
         ways: dict[str, Callable[[Path], object]] = {
-            "read, 2 threads": read_file,
+            "read by a sum, 2 threads": lambda _: read_memory(state, np.add),
+            "read by an exclusive or, 2 threads": lambda _: read_memory(state, np.bitwise_xor),
             "weights digest of the file, 2 threads": digest_weights_file,
             "weights digest of a state dict, 2 threads": lambda _: digest_state(state),
             "sha256, 1 thread": sha256_file,
@@ -127,8 +126,9 @@ def main() -> None:
         for what, seconds in cost_of_checks(Path(name)).items():
             print(f"  {what:44}{seconds:8.3f} s")
     ours = best["weights digest of the file, 2 threads"]
+    of_memory = best["weights digest of a state dict, 2 threads"]
     result = {
-        "vs_read": best["read, 2 threads"] / ours,
+        "vs_read": min(seconds for way, seconds in best.items() if way.startswith("read")) / of_memory,
         "vs_sha256": best["sha256, 1 thread"] / ours,
         "vs_model_signing": best["model-signing, its default"] / ours,
     }

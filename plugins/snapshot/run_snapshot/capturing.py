@@ -134,7 +134,9 @@ def _environment(draft: _Draft, home: Path, lock: LockMode, full: bool) -> None:
     installed = installed_of(environment)
     draft.json("environment.json", environment)
     draft.members["freeze.txt"] = draft.scrub.text(freeze(installed)).encode()
-    draft.stat["distributions"] = {f"{d.location}/{d.info}": stat_digest(d) for d in installed}
+    draft.stat["distributions"] = {
+        f"{d.location}/{d.info}": [stat_digest(d, quick=True), stat_digest(d)] for d in installed
+    }
     draft.folders += [folder for d in installed if (folder := _editable_folder(d))]
     _locks(draft, home, installed, lock)
 

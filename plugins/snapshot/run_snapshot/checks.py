@@ -37,15 +37,18 @@ __all__ = ["check_code", "check_data", "check_environment", "check_rewards", "ch
 _NAMED = 20  # tensors or files that get a finding of their own
 
 
-def check_environment(stored: Stored, *, full: bool = False) -> list[Finding]:
-    """Distributions, their files, Python and .pth files. Installed files are hashed when their size or time changed."""
+def check_environment(stored: Stored, *, quick: bool = True, full: bool = False) -> list[Finding]:
+    """Distributions, their files, Python and .pth files. Installed files are hashed when their size or time changed.
+
+    `quick` looks at the files that a run can load, and `full` hashes all.
+    """
     member = stored.json("environment.json")
     if member is None:
         return [_gone("environment", "environment.json")]
     stats = (stored.json("stat.json") or {}).get("distributions", {})
     recorded = [Installed(**entry) for entry in member["distributions"]]
     findings = list(_machine(member))
-    if full or _infos_now() != _infos(recorded) or any(stats.get(_key(d)) != stat_digest(d) for d in recorded):
+    if full or _infos_now() != _infos(recorded) or not all(_untouched(d, stats, quick) for d in recorded):
         findings += _distributions(recorded, stats, member["edited"], full)
     detail = f"{len(recorded)} distributions as recorded" + (
         "" if full else "; files not read again where size and time stand"
@@ -155,7 +158,7 @@ def _machine(member: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _distributions(
-    recorded: list[Installed], stats: Mapping[str, str], edited: Mapping[str, list[str]], full: bool
+    recorded: list[Installed], stats: Mapping[str, list[str]], edited: Mapping[str, list[str]], full: bool
 ) -> Iterator[Finding]:
     before = {d.name: d for d in recorded if not d.shadowed}
     installed = find_installed()
@@ -168,7 +171,7 @@ def _distributions(
             yield _finding("environment", name, "changed", f"{new.version} was installed since")
         elif told := _other_build(old, new):
             yield _finding("environment", name, "changed", told)
-        elif new.record_sha256 and (full or stats.get(_key(new)) != stat_digest(new)):
+        elif new.record_sha256 and (full or not _untouched(new, stats, quick=False)):
             files = sorted(set(edited_files(new, full=full)) ^ set(edited.get(name, ())))
             if files:
                 yield _finding("environment", name, "changed", f"edited files: {', '.join(files[:_NAMED])}")
@@ -188,6 +191,12 @@ def _other_build(old: Installed, new: Installed) -> str:
     if old.record_sha256 != new.record_sha256:
         return f"{new.version}: same version, different build"
     return ""
+
+
+def _untouched(dist: Installed, stats: Mapping[str, list[str]], quick: bool) -> bool:
+    """Whether sizes and times stand: of the files that a run can load, or of all."""
+    of_loaded, of_all = stats.get(_key(dist), ("", ""))
+    return stat_digest(dist, quick=quick) == (of_loaded if quick else of_all)
 
 
 def _key(dist: Installed) -> str:

@@ -50,7 +50,7 @@ def check_weights_file(tree: Mapping[str, Any], path: str | Path) -> list[Findin
 
 def _all(stored: Stored, *, quick: bool, full: bool) -> list[Finding]:
     return [
-        *_guarded("environment", lambda: check_environment(stored, full=full)),
+        *_guarded("environment", lambda: check_environment(stored, quick=quick, full=full)),
         *_guarded("data", lambda: check_data(stored, quick=quick)),
         *_guarded("reward", lambda: check_rewards(stored)),
         *_guarded("code", lambda: check_code(stored, quick=quick)),

