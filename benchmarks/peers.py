@@ -1,6 +1,7 @@
 """Our rules and three other packages on the same generated series, side by side.
 
-    python benchmarks/peers.py [--held-out [--draw 0]] [--seeds 10] [--healthy 5] [--only ours,rldoctor] [--details ours] [--jobs 2]
+    python benchmarks/peers.py [--held-out [--draw 0]] [--seeds 10] [--healthy 5] [--only ours,rldoctor]
+        [--faults "declining reward,NaN loss"] [--details ours] [--jobs 2]
 
 `series.py` makes healthy runs of 20 families and 10 kinds of fault; `series_held_out.py` makes others of other shapes, on
 which no rule was tuned. Each package reads every series row by row (see `peer_adapters.py`). A fault counts as found at the
@@ -144,7 +145,7 @@ def _found(pair: Pair, alarms: list[Alarm], twin: list[Alarm]) -> Found:
 
 def table(results: Sequence[Measured], level: str) -> str:
     """Found of injected and median delay, per fault and tool, as Markdown."""
-    faults = list(dict.fromkeys(one.fault for one in results[0].found))
+    faults = list(dict.fromkeys(one.fault for result in results for one in result.found))
     lines = [
         f"| {level} level | " + " | ".join(one.tool for one in results) + " |",
         "|---|" + "---|" * len(results),
@@ -211,7 +212,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         faulty = series_held_out.pairs(args.seeds, args.draw)
     else:
         healthy, faulty = series.healthy_series(args.healthy), series.pairs(args.seeds)
-    results = measure(tools, healthy, faulty, jobs=args.jobs)
+    chosen = [pair for pair in faulty if not args.faults or pair.fault in args.faults]
+    results = measure(tools, healthy, chosen, jobs=args.jobs)
     for tool in wanted:
         if tool.missing is not None:
             print(f"{tool.name} {tool.version}: not measured ({tool.missing})\n")
@@ -234,6 +236,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=10, help="faulty series of each kind")
     parser.add_argument("--healthy", type=int, default=5, help="healthy series of each family")
     parser.add_argument("--only", type=_names, default=(), help="tools, comma-separated")
+    parser.add_argument("--faults", type=_names, default=(), help="kinds of fault, comma-separated")
     parser.add_argument("--details", type=_names, default=(), help="tools whose misses and false alarms are listed")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     return parser.parse_args(argv)

@@ -79,7 +79,8 @@ class World:
     repeats: np.ndarray
     broken: np.ndarray  # bool: the loss is NaN
     truth: np.ndarray  # share of right answers in evaluation
-    rng: np.random.Generator = field(repr=False)
+    seed: int
+    noise: np.random.Generator = field(repr=False)
 
 
 def healthy_series(seeds: int, draw: int = 0) -> list[Series]:
@@ -151,7 +152,7 @@ def _dips(rng: np.random.Generator, steps: int) -> tuple[tuple[int, int, float, 
 
 def make(setting: Setting, seed: int, fault: str | None = None) -> Series:
     """A run; with a fault, the same run until the fault's onset."""
-    world = _world(setting, np.random.default_rng([seed, 2]))
+    world = _world(setting, seed)
     onset = None
     if fault is not None:
         rng = np.random.default_rng([seed, 3])
@@ -172,8 +173,8 @@ def make(setting: Setting, seed: int, fault: str | None = None) -> Series:
     )
 
 
-def _world(setting: Setting, rng: np.random.Generator) -> World:
-    n = setting.steps
+def _world(setting: Setting, seed: int) -> World:
+    n, rng = setting.steps, np.random.default_rng([seed, 2])
     t = np.arange(n) / n
     curve = _curve(setting, t, rng)
     skill = setting.low + (setting.high - setting.low) * curve + _walk(rng, n, 0.006)
@@ -194,7 +195,8 @@ def _world(setting: Setting, rng: np.random.Generator) -> World:
         repeats=np.full(n, rng.uniform(0.02, 0.12)),
         broken=np.zeros(n, dtype=bool),
         truth=skill.copy(),
-        rng=rng,
+        seed=seed,
+        noise=rng,
     )
 
 
@@ -228,7 +230,8 @@ def _fallen(setting: Setting) -> tuple[np.ndarray, np.ndarray]:
 def _kl_shape(setting: Setting, t: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     since = (t * setting.steps) % rng.integers(150, 400)  # the reference is brought up to the policy now and then
     shapes = {"root": np.sqrt(t), "linear": t, "saturating": 1 - np.exp(-5 * t), "synced": 0.15 + since / 300}
-    return 0.02 + shapes[setting.kl_shape]
+    shape: np.ndarray = shapes[setting.kl_shape]
+    return 0.02 + shape
 
 
 def _walk(rng: np.random.Generator, n: int, size: float) -> np.ndarray:
@@ -244,7 +247,7 @@ def _walk(rng: np.random.Generator, n: int, size: float) -> np.ndarray:
 
 
 def _signals(setting: Setting, world: World) -> Values:
-    n, rng = setting.steps, world.rng
+    n, rng = setting.steps, world.noise
     values = _draw(setting, world)
     tail = np.exp(0.25 * rng.standard_t(5, n).clip(-6, 6))
     for at in rng.choice(np.arange(30, n), setting.spikes, replace=False):
@@ -280,7 +283,8 @@ def _draw(setting: Setting, world: World) -> Values:
 
 
 def _step(setting: Setting, world: World, i: int) -> tuple[float, ...]:
-    rng, P, G = world.rng, setting.prompts, setting.group
+    rng = np.random.default_rng([world.seed, 4, i])  # one a step: a fault changes no later step's draws
+    P, G = setting.prompts, setting.group
     skill, c = world.skill[i], setting.sameness
     ease_P = rng.beta(skill * c, (1 - skill) * c, P)
     right_PG = rng.random((P, G)) < ease_P[:, None]
