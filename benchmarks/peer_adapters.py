@@ -3,7 +3,8 @@
 Every package keeps its own defaults and gets every signal of the series that it can take:
 
 * grpo-lightning: the shipped rules. Pausing: a rule whose action is to pause.
-* rldoctor: `LiveMonitor`, one row at a time, as its TRL callback does; TRL's names, the group size. Pausing: CRITICAL.
+* rldoctor: `LiveMonitor`, one row at a time, as its TRL callback does; TRL's names, the group size, and the run's length,
+  which makes it milder early in a run. Pausing: CRITICAL.
 * rlprobe: its detectors over the rows so far, every 25 steps, as its TRL callback does, with the fields of its manual
   interface. Pausing: what its `HaltPolicy` halts on (critical, confidence 0.7).
 * stabilityguard: `RLHFStabilityGuard` on two-token distributions with the series' KL, on rewards with the series' mean
@@ -127,7 +128,7 @@ def rldoctor(series: Series) -> list[Alarm]:
     from rl_doctor.live import LiveMonitor
 
     stats._RNG = np.random.default_rng(0)  # it samples pairs of long series: the same for every series
-    config = {"algorithm": "grpo", "num_generations": series.group, "per_device_train_batch_size": series.group}
+    config = {"algorithm": "grpo", "num_generations": series.group, "max_steps": series.steps}
     monitor = LiveMonitor(config=config, on_finding=lambda finding: None)
     alarms = []
     for number, values in series.rows():

@@ -48,6 +48,11 @@ class Series:
     every: int = 1  # optimizer steps that a row stands for
     groups_known: bool = True  # whether a log of it tells the prompts of a step
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+        return len(self.values["reward_mean"]) * self.every
+
     def rows(self) -> Iterator[tuple[int, dict[str, float]]]:
         """(optimizer step, signals measured there) of each row; a NaN that is not an evaluation's gap is kept."""
         for i in range(len(self.values["reward_mean"])):
@@ -162,7 +167,8 @@ def _skill(family: Family, t: np.ndarray, rng: np.random.Generator) -> np.ndarra
 def _live_share(family: Family, skill: np.ndarray) -> np.ndarray:
     """Groups with a spread: fewest where nearly all answers are right."""
     room = np.clip(4 * skill * (1 - skill), 0, 1)
-    return (1 - family.dead) * np.clip(room / room[:20].mean(), 0, 1.15).clip(0, 1 / (1 - family.dead))
+    share: np.ndarray = np.clip(room / room[:20].mean(), 0, 1.15).clip(0, 1 / (1 - family.dead))
+    return (1 - family.dead) * share
 
 
 def _rewards(family: Family, skill: np.ndarray, live: np.ndarray, rng: np.random.Generator) -> Values:
