@@ -62,7 +62,7 @@ class Bench:
         self.name, self.folder, self.rounds = name, folder, 0
         cli = _build("fit", [*CONFIGS[name], "--data.val", "null", "--trainer.max_steps", str(STEPS[name])])
         self.module, self.data = cli.model, cli.datamodule
-        self.first = copy.deepcopy({k: v for k, v in self.module.policy.state_dict().items()})
+        self.first = copy.deepcopy(dict(self.module.policy.state_dict()))
 
     def run(self, *, watched: bool, probe: int = 0) -> tuple[list[float], list[float]]:
         """Seconds of each step after the warm-up, and of those the seconds inside watching hooks."""

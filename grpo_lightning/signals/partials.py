@@ -21,8 +21,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import accumulate, pairwise
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -195,9 +196,7 @@ class Partials:
         """One float64 vector."""
         return torch.cat(
             [
-                self._summed(),
-                *(totals.double() for _, totals in self._totals),
-                self._scalars(self._maxima),
+                self._numbers(),
                 self._moved().flatten(),
                 *sketches(list(self._sketches.values())),
                 *self._vectors.values(),
@@ -205,23 +204,21 @@ class Partials:
             ]
         )
 
-    def _summed(self) -> Tensor:
-        """The totals, those of tensors of one shape together."""
+    def _numbers(self) -> Tensor:
+        """The totals, then the extremes; those of tensors of one shape together, with one copy for those off the device."""
+        given: dict[str, Any] = self._sums | self._maxima
         alike: dict[torch.Size, list[str]] = {}
-        for name, value in self._sums.items():
+        for name, value in given.items():
             if isinstance(value, Tensor):
                 alike.setdefault(value.shape, []).append(name)
-        numbers = [name for name, value in self._sums.items() if not isinstance(value, Tensor)]
-        given: dict[str, Any] = self._sums
-        parts = [
-            torch.stack([given[n] for n in names]).flatten(1).sum(1, dtype=torch.float64)
-            if shape
-            else torch.stack([given[n] for n in names]).double()
-            for shape, names in alike.items()
-        ]
-        parts.append(torch.tensor([given[n] for n in numbers], dtype=torch.float64, device=self.device))
-        found = [name for names in alike.values() for name in names] + numbers
-        return torch.cat(parts)[_places(tuple(self._sums), tuple(found), self.device)]
+        parts = [_added(torch.stack([given[n] for n in names]), shape) for shape, names in alike.items()]
+        parts += [totals.double() for _, totals in self._totals]
+        known = [name for name, value in given.items() if not isinstance(value, Tensor)]
+        parts.append(torch.tensor([given[n] for n in known], dtype=torch.float64, device=self.device))
+        in_blocks = [name for names, _ in self._totals for name in names]
+        found = [*(name for names in alike.values() for name in names), *in_blocks, *known]
+        wanted = (*self._sums, *in_blocks, *self._maxima)
+        return torch.cat(parts)[_places(wanted, tuple(found), self.device)]
 
     def _moved(self) -> Tensor:
         """Moments of all rows, the shorter ones filled up with NaN, [M, 6]."""
@@ -236,15 +233,10 @@ class Partials:
         found = tuple(name for names in alike.values() for name in names)
         return moments_of(torch.cat(rows))[_places(tuple(self._moments), found, self.device)]
 
-    def _scalars(self, values: Mapping[str, Tensor | float]) -> Tensor:
-        """One tensor of the numbers on the device and off it, with one copy for those off it."""
-        known = [0.0 if isinstance(v, Tensor) else float(v) for v in values.values()]
-        packed = torch.tensor(known, dtype=torch.float64, device=self.device)
-        places = [i for i, v in enumerate(values.values()) if isinstance(v, Tensor)]
-        measured = [v for v in values.values() if isinstance(v, Tensor)]
-        if measured:
-            packed[torch.tensor(places, device=self.device)] = torch.stack(measured).double()
-        return packed
+
+def _added(stacked: Tensor, shape: torch.Size) -> Tensor:
+    """The sum of each of the tensors of `shape`."""
+    return stacked.flatten(1).sum(1, dtype=torch.float64) if shape else stacked.double()
 
 
 @lru_cache(maxsize=32)
@@ -311,15 +303,11 @@ def _extremes(names: Sequence[str], values: Sequence[float]) -> dict[str, float]
 
 
 def _joined_moments(names: Sequence[str], ranks: list[list[float]]) -> dict[str, Moments]:
+    fields = ("count", "mean", "squares", "cubes", "least", "greatest")
     joined = {}
     for i, name in enumerate(names):
-        total = Moments()
-        for values in ranks:
-            count, mean, squares, cubes, least, greatest = values[_MOMENTS * i : _MOMENTS * (i + 1)]
-            total = total + Moments(
-                count=count, mean=mean, squares=squares, cubes=cubes, least=least, greatest=greatest
-            )
-        joined[name] = total
+        parts = (values[_MOMENTS * i : _MOMENTS * (i + 1)] for values in ranks)
+        joined[name] = reduce(add, (Moments(**dict(zip(fields, part, strict=True))) for part in parts))
     return joined
 
 

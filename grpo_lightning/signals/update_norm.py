@@ -83,7 +83,9 @@ class UpdateNorm:
             return UpdateSize(update_squares=0.0, weight_squares=0.0, share=share)
         torch._foreach_sub_(self._before, _taken(trained, self._places))
         norms = [*torch._foreach_norm(self._before), *self._weights]
-        squares = torch.stack([n.to(norms[0].device, torch.float64) for n in norms]).square().tolist()
+        if len({n.device for n in norms}) > 1:
+            norms = [n.cpu() for n in norms]
+        squares = torch.stack(norms).double().square().tolist()
         return UpdateSize(
             update_squares=self._scaled(squares[: len(trained)]),
             weight_squares=self._scaled(squares[len(trained) :]),
