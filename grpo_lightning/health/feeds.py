@@ -1,18 +1,25 @@
-"""One feed per signal: its windows and rulers, made once for all rules that read it and pushed once a step."""
+"""One feed per signal: its windows and rulers, made once for all rules that read it and pushed once a step.
+
+What a rule's main condition reads is kept up to date at every step; what only its other conditions read is made when they are
+asked, which is rare.
+"""
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from grpo_lightning.health.records import Condition
-from grpo_lightning.health.windows import Extreme, Latest, Recent, Stairs, Start, Window
+from grpo_lightning.health.rulers import Extreme, LateRecent, Recent, Stairs, Start, recent_rows
+from grpo_lightning.health.windows import Latest, LateWindow, Row, Window, most_rows
 
-__all__ = ["Band", "Feed", "Feeds", "Ruler"]
+__all__ = ["Band", "Feed", "Feeds"]
 
 _HISTORY = 256  # rows that the onset of an alert is looked for in
+_LARGEST = 1e150  # beyond it a value counts as not finite: its square would not be
+
+_Key = tuple[int, int, str]
 
 
 class Band(Protocol):
@@ -22,10 +29,8 @@ class Band(Protocol):
         """(level, spread) at a step, None where the baseline doesn't hold the signal."""
 
 
-class Ruler(Protocol):
-    """Something with a level, once there is one."""
-
-    level: float | None
+def _key(condition: Condition) -> _Key:
+    return (condition.over_steps, condition.over_groups, condition.statistic)
 
 
 class Feed:
@@ -35,47 +40,74 @@ class Feed:
         self.signal = signal
         self.start = Start(steps=start_steps)
         self._baseline = baseline
-        self.windows: dict[tuple[int, int, str], Window | Latest] = {}
-        self._recents: dict[tuple[tuple[int, int, str], int], Recent] = {}
-        self._extremes: dict[tuple[tuple[int, int, str], bool], Extreme] = {}
+        self._windows: dict[_Key, Window] = {}
+        self._late: dict[_Key, LateWindow] = {}
+        self._latest = Latest(self)
+        self._recents: dict[tuple[_Key, int], Recent] = {}
+        self._late_recents: dict[tuple[_Key, int], LateRecent] = {}
+        self._extremes: dict[tuple[_Key, bool], Extreme] = {}
         self._stairs: dict[int, Stairs] = {}
-        self._followers: list[tuple[Window | Latest, list[Recent], list[Extreme]]] = []
-        self.history: deque[tuple[int, float]] = deque(maxlen=_HISTORY)
-        self.keeps_history = False
+        self._pushed: list[tuple[Window, list[Recent], list[Extreme]]] = []
+        self._on_value: list[Extreme] = []  # over single steps
+        self._before: list[Recent] = []
+        self.rows: deque[Row] = deque(maxlen=_HISTORY)
+        self.count = 0  # rows so far
         self.fresh = False  # measured at this step
         self.finite = True  # and finite
         self.last: float | None = None
         self.seen = False
-        self.rises = 0.0
         self.step = 0
 
     # ---- set-up
 
-    def window(self, condition: Condition) -> Window | Latest:
-        """The window that a condition judges."""
-        key = (condition.over_steps, condition.over_groups, condition.statistic)
-        if key not in self.windows:
-            single = key == (1, 0, "mean")
-            self.windows[key] = Latest() if single else Window(steps=key[0], groups=key[1], statistic=key[2])
-            self._rebuild()
-        return self.windows[key]
+    def window(self, condition: Condition, *, late: bool = False) -> Window | LateWindow | Latest:
+        """The window that a condition judges; `late` for one that is asked for rarely."""
+        key = _key(condition)
+        if key == (1, 0, "mean"):
+            return self._latest
+        if key in self._windows:
+            return self._windows[key]
+        if late:
+            return self._late_window(key)
+        self._windows[key] = Window(steps=key[0], groups=key[1], statistic=key[2])
+        self._rebuild()
+        return self._windows[key]
 
-    def recent(self, condition: Condition) -> Recent:
+    def _late_window(self, key: _Key) -> LateWindow:
+        if key not in self._late:
+            self._late[key] = LateWindow(self, steps=key[0], groups=key[1], statistic=key[2])
+            self._keep(most_rows(*key[:2]))
+        return self._late[key]
+
+    def _keep(self, rows: int) -> None:
+        if rows > (self.rows.maxlen or 0):
+            self.rows = deque(self.rows, maxlen=rows)
+
+    def recent(self, condition: Condition, *, late: bool = False) -> Recent | LateRecent:
         """The steps before a condition's window."""
+        key = (_key(condition), condition.recent_steps)
+        if key in self._recents:
+            return self._recents[key]
+        if late:
+            return self._late_recent(*key)
         self.window(condition)
-        key = ((condition.over_steps, condition.over_groups, condition.statistic), condition.recent_steps)
-        if key not in self._recents:
-            self._recents[key] = Recent(steps=condition.recent_steps)
-            self._rebuild()
+        self._recents[key] = Recent(steps=condition.recent_steps)
+        self._rebuild()
         return self._recents[key]
+
+    def _late_recent(self, key: _Key, steps: int) -> LateRecent:
+        if (key, steps) not in self._late_recents:
+            window = self._latest if key == (1, 0, "mean") else self._late_window(key)
+            self._late_recents[(key, steps)] = LateRecent(self, window, steps=steps)
+            self._keep(most_rows(*key[:2]) + recent_rows(steps))
+        return self._late_recents[(key, steps)]
 
     def extreme(self, condition: Condition) -> Extreme:
         """The highest or lowest of a condition's windows."""
         self.window(condition)
-        high = condition.ruler == "highest"
-        key = ((condition.over_steps, condition.over_groups, condition.statistic), high)
+        key = (_key(condition), condition.ruler == "highest")
         if key not in self._extremes:
-            self._extremes[key] = Extreme(high=high)
+            self._extremes[key] = Extreme(high=key[1])
             self._rebuild()
         return self._extremes[key]
 
@@ -84,42 +116,51 @@ class Feed:
         return self._stairs.setdefault(steps, Stairs(steps=steps))
 
     def _rebuild(self) -> None:
-        self._followers = [
-            (
-                window,
-                [r for (of, _), r in self._recents.items() if of == key],
-                [e for (of, _), e in self._extremes.items() if of == key],
-            )
-            for key, window in self.windows.items()
-        ]
+        def of(key: _Key) -> tuple[list[Recent], list[Extreme]]:
+            recents = [recent for (window, _), recent in self._recents.items() if window == key]
+            return recents, [extreme for (window, _), extreme in self._extremes.items() if window == key]
+
+        self._pushed = [(window, *of(key)) for key, window in self._windows.items()]
+        for window, recents, _ in self._pushed:
+            window.keeps_leavers = bool(recents)
+        self._before, self._on_value = of((1, 0, "mean"))
 
     # ---- steps
 
-    def push(self, value: float | None, span: float, groups: float, step: int) -> None:
+    def push(self, value: float, span: float, groups: float, step: int) -> None:
         """Take a step's value."""
-        if value is None:
-            self.fresh = False
-            return
+        self.last, self.step = value, step
         self.fresh = self.seen = True
-        self.last = value
-        self.step = step
-        self.finite = math.isfinite(value)
-        if not self.finite:
+        self.finite = finite = -_LARGEST < value < _LARGEST  # NaN is not
+        if not finite:
             return
-        if self.keeps_history:
-            self.history.append((step, value))
+        row = (step, value, span, groups)
+        if self._on_value or self._before or self._stairs:
+            self._single(row)
+        self.rows.append(row)
+        self.count += 1
         if self.start.level is None:
             self.start.push(value, span, groups)
-        for window, recents, extremes in self._followers:
-            left = window.push(value, span, groups)
-            if recents and left:
-                for recent in recents:
-                    for old in left:
-                        recent.push(old, span)
-            for extreme in extremes:
-                extreme.push(window.value)
+        for window, recents, extremes in self._pushed:
+            window.push(row)
+            if recents:
+                for left in window.leavers:
+                    for recent in recents:
+                        recent.push(left[1], left[2])
+            if extremes and window.value is not None:
+                for extreme in extremes:
+                    extreme.push(window.value)
+
+    def _single(self, row: Row) -> None:
+        """What is made of single steps."""
+        if self._before and self.rows:
+            _, old, width, _ = self.rows[-1]
+            for recent in self._before:
+                recent.push(old, width)
+        for extreme in self._on_value:
+            extreme.push(row[1])
         for stairs in self._stairs.values():
-            self.rises = stairs.push(value, step)
+            stairs.push(row)
 
     def expected(self) -> tuple[float, float] | None:
         """Level and spread of the `start` ruler at this step: the baseline's where it holds the signal."""
@@ -141,9 +182,9 @@ class Feed:
 
     # ---- checkpoints
 
-    def _parts(self) -> Iterator[tuple[str, Window | Latest | Start | Recent | Extreme | Stairs]]:
+    def _parts(self) -> Iterator[tuple[str, Window | Start | Recent | Extreme | Stairs]]:
         yield "start", self.start
-        for key, window in self.windows.items():
+        for key, window in self._windows.items():
             yield f"window {key}", window
         for recent_key, recent in self._recents.items():
             yield f"recent {recent_key}", recent
@@ -154,14 +195,14 @@ class Feed:
 
     def state(self) -> dict[str, Any]:
         """Plain types."""
-        own = {name: getattr(self, name) for name in ("fresh", "finite", "last", "seen", "rises", "step")}
-        return own | {"history": [list(row) for row in self.history], "parts": {n: p.state() for n, p in self._parts()}}
+        own = {name: getattr(self, name) for name in ("fresh", "finite", "last", "seen", "step", "count")}
+        return own | {"rows": [list(row) for row in self.rows], "parts": {n: p.state() for n, p in self._parts()}}
 
     def load(self, state: dict[str, Any]) -> None:
         """The inverse of `state`; parts that the state does not hold (a rule was added) start anew."""
-        for name in ("fresh", "finite", "last", "seen", "rises", "step"):
+        for name in ("fresh", "finite", "last", "seen", "step", "count"):
             setattr(self, name, state[name])
-        self.history = deque(((s, v) for s, v in state["history"]), maxlen=_HISTORY)
+        self.rows = deque(((t, v, s, g) for t, v, s, g in state["rows"]), maxlen=self.rows.maxlen)
         for name, part in self._parts():
             if name in state["parts"]:
                 part.load(state["parts"][name])
@@ -185,4 +226,8 @@ class Feeds(dict[str, Feed]):
         """Take a step."""
         get = values.get
         for signal, feed in self.items():
-            feed.push(get(signal), span, groups, step)
+            value = get(signal)
+            if value is None:
+                feed.fresh = False
+            else:
+                feed.push(value, span, groups, step)

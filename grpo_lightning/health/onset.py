@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 __all__ = ["onset"]
@@ -16,16 +17,14 @@ def onset(history: Sequence[tuple[int, float]], *, streak_start: int) -> int:
         >>> onset([(1, 0.0), (2, 0.1), (3, 0.0), (4, 5.0), (5, 5.1)], streak_start=5)
         4
     """
-    rows = list(history)
-    if len(rows) < 3:
+    n = len(history)
+    if n < 3:
         return streak_start
-    values = [value for _, value in rows]
-    total, n = sum(values), len(values)
+    mean = math.fsum(value for _, value in history) / n  # taken off: large levels would hide small changes
     best, best_gain, left = 0, -1.0, 0.0
     for k in range(1, n):
-        left += values[k - 1]
-        right = total - left
-        gain = left * left / k + right * right / (n - k)
+        left += history[k - 1][1] - mean
+        gain = left * left * (1 / k + 1 / (n - k))
         if gain > best_gain:
             best, best_gain = k, gain
-    return min(rows[best][0], streak_start)
+    return min(history[best][0], streak_start)

@@ -1,23 +1,41 @@
-"""Windows over a signal: what is judged at a step, and the rulers made of earlier steps. Plain numbers, saved whole.
+"""Windows over a signal: what is judged at a step. Plain numbers, saved whole.
 
-A window counts optimizer steps and groups, never rows: a row that stands for five steps fills it five times as fast.
-Values that are not finite are left out of every window and ruler.
+A window is the fewest last rows that cover so many optimizer steps and groups, never so many rows: a row that stands for five
+steps fills it five times as fast. Only finite values are in it. `Window` is kept up to date at every step; `LateWindow` is the
+same, made of the signal's last rows when somebody asks, for what is asked for rarely.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Protocol
 
-__all__ = ["Extreme", "Latest", "Recent", "Stairs", "Start", "Window", "median_of"]
+__all__ = ["LateWindow", "Latest", "Row", "Rows", "Window", "WindowLike", "median_of", "most_rows"]
 
-_LEAST_ROWS = 4  # in a ruler
-_MAD = 1.4826  # median absolute deviation to standard deviation of a normal
-_IQR = 1.349
-_LEAST_SPREAD = 0.02  # of the level
+Row = tuple[int, float, float, float]  # step, value, optimizer steps, groups
+_RESUM_EVERY = 64  # rows: a running sum drifts
+_CANCELS = 1e6  # a value that leaves and was so many times the rest took digits of the sum with it
+
+
+class Rows(Protocol):
+    """A signal's last rows, and how many there have been."""
+
+    rows: deque[Row]
+    count: int
+
+
+class WindowLike(Protocol):
+    """What conditions read."""
+
+    @property
+    def value(self) -> float | None:
+        """What is judged; None until the window is covered."""
+
+    def slope(self) -> float | None:
+        """How fast the signal changes, per optimizer step."""
 
 
 def median_of(ordered: Sequence[float]) -> float:
@@ -26,23 +44,57 @@ def median_of(ordered: Sequence[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-class Window:
-    """The last rows of a signal that cover `steps` optimizer steps and `groups` groups.
+def most_rows(steps: float, groups: float) -> int:
+    """The most rows that a window keeps, covered or not: rows that stand for next to nothing don't fill the memory."""
+    return 2 * int(steps + groups) + 16
 
-    `value` is None until the window is covered.
-    """
+
+def _least_rows(statistic: str) -> int:
+    return 3 if statistic in ("median", "min") else 1  # fewer say nothing
+
+
+def _statistic(name: str, values: list[float]) -> float:
+    if name == "median":
+        return median_of(sorted(values))
+    return min(values) if name == "min" else max(values)
+
+
+def _zero(row: Row) -> Row:
+    """1 where the value is 0: the mean of these is the share of zeros."""
+    return (row[0], 1.0 if row[1] == 0.0 else 0.0, row[2], row[3])
+
+
+def _slope(rows: Iterable[Row]) -> float | None:
+    """Least-squares slope of the value over optimizer steps; None with fewer than 3 rows."""
+    x, xs, ys = 0.0, [], []
+    for _, value, span, _ in rows:
+        x += span
+        xs.append(x)
+        ys.append(value)
+    if len(xs) < 3:
+        return None
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread if spread else None
+
+
+class Window:
+    """The window at every step."""
 
     __slots__ = (
         "_count",
-        "_filled",
         "_groups",
-        "_least_rows",
+        "_least",
         "_mean",
+        "_most",
         "_rows",
+        "_share",
         "_statistic",
         "_steps",
         "_total",
         "groups",
+        "keeps_leavers",
+        "leavers",
         "steps",
         "value",
     )
@@ -50,266 +102,141 @@ class Window:
     def __init__(self, *, steps: int, groups: int, statistic: str) -> None:
         self.steps, self.groups = steps, groups
         self._statistic = statistic
-        self._mean = statistic == "mean"
-        self._least_rows = 3 if statistic in ("median", "min") else 1  # fewer say nothing
-        self._rows: deque[tuple[float, float, float]] = deque()  # value, span, groups
+        self._share = statistic == "zero_share"
+        self._mean = statistic in ("mean", "zero_share")
+        self._least, self._most = _least_rows(statistic), most_rows(steps, groups)
+        self._rows: deque[Row] = deque()
         self._steps = self._groups = self._total = 0.0
         self._count = 0
-        self._filled = False
+        self.keeps_leavers = False
+        self.leavers: list[Row] = []  # the rows that left at the last push
         self.value: float | None = None
 
-    def push(self, value: float, span: float, groups: float) -> Sequence[float]:
-        """Take a step's value; returns those that left the window."""
-        rows = self._rows
-        rows.append((value, span, groups))
+    def push(self, row: Row) -> None:
+        """Take a step's row."""
+        if self._share:
+            row = _zero(row)
+        rows, enough, least = self._rows, self.steps, self._least
+        rows.append(row)
+        _, value, span, groups = row
         steps, total, held = self._steps + span, self._total + value * span, self._groups + groups
-        left: list[float] | tuple[()] = ()
-        while len(rows) > self._least_rows:
-            old, width, prompts = rows[0]
-            if steps - width < self.steps or held - prompts < self.groups:
-                break
-            rows.popleft()
-            steps -= width
-            held -= prompts
-            total -= old * width
-            left = [*left, old]
-        self._steps, self._total, self._groups = steps, total, held
-        self._count += 1
-        if self._count >= 64:  # sums drift: make them anew
+        count = self._count + 1
+        if self.keeps_leavers:
+            self.leavers = []
+        _, value, span, groups = rows[0]
+        while steps - span >= enough and held - groups >= self.groups and len(rows) > least:
+            left = rows.popleft()
+            if self.keeps_leavers:
+                self.leavers.append(left)
+            steps -= span
+            held -= groups
+            weight = value * span
+            total -= weight
+            if abs(weight) > _CANCELS * abs(total):
+                count = _RESUM_EVERY
+            _, value, span, groups = rows[0]
+        self._steps, self._total, self._groups, self._count = steps, total, held, count
+        if count >= _RESUM_EVERY or len(rows) > self._most:
             self._resum()
-        if self._filled or self._covered():
-            self.value = self._total / self._steps if self._mean else self._other()
-        return left
-
-    def _covered(self) -> bool:
-        enough = self._steps >= self.steps and self._groups >= self.groups
-        self._filled = enough and len(self._rows) >= self._least_rows
-        return self._filled
+        if steps < enough or held < self.groups or len(rows) < least:
+            self.value = None
+        else:
+            self.value = self._total / self._steps if self._mean else _statistic(self._statistic, [r[1] for r in rows])
 
     def _resum(self) -> None:
+        while len(self._rows) > self._most:
+            self._rows.popleft()
         self._count = 0
-        self._steps = math.fsum(row[1] for row in self._rows)
-        self._groups = math.fsum(row[2] for row in self._rows)
-        self._total = math.fsum(row[0] * row[1] for row in self._rows)
-
-    def _other(self) -> float:
-        values = [row[0] for row in self._rows]
-        if self._statistic == "median":
-            return median_of(sorted(values))
-        if self._statistic == "zero_share":
-            return sum(row[1] for row in self._rows if row[0] == 0.0) / self._steps
-        return min(values) if self._statistic == "min" else max(values)
+        self._steps = math.fsum(row[2] for row in self._rows)
+        self._groups = math.fsum(row[3] for row in self._rows)
+        self._total = math.fsum(row[1] * row[2] for row in self._rows)
 
     def slope(self) -> float | None:
-        """Least-squares slope of the value over optimizer steps, None until covered or with fewer than 3 rows."""
-        if not self._filled or len(self._rows) < 3:
-            return None
-        x, points = 0.0, []
-        for value, span, _ in self._rows:
-            x += span
-            points.append((x, value))
-        mean_x = sum(p[0] for p in points) / len(points)
-        mean_y = sum(p[1] for p in points) / len(points)
-        spread = sum((p[0] - mean_x) ** 2 for p in points)
-        return sum((px - mean_x) * (py - mean_y) for px, py in points) / spread if spread else None
+        """Least-squares slope over the window; None until covered."""
+        return _slope(self._rows) if self.value is not None else None
 
     def state(self) -> dict[str, Any]:
         """Plain types."""
-        names = ("_steps", "_groups", "_total", "_count", "_filled", "value")
+        names = ("_steps", "_groups", "_total", "_count", "value")
         return {"rows": [list(row) for row in self._rows]} | {name: getattr(self, name) for name in names}
 
     def load(self, state: dict[str, Any]) -> None:
         """The inverse of `state`."""
-        self._rows = deque((v, s, g) for v, s, g in state["rows"])
-        for name in ("_steps", "_groups", "_total", "_count", "_filled", "value"):
+        self._rows = deque(tuple(row) for row in state["rows"])
+        for name in ("_steps", "_groups", "_total", "_count", "value"):
             setattr(self, name, state[name])
 
 
+class LateWindow:
+    """The window when it is asked for."""
+
+    __slots__ = ("_at", "_covered", "_least", "_most", "_source", "_statistic", "_value", "groups", "steps")
+
+    def __init__(self, source: Rows, *, steps: int, groups: int, statistic: str) -> None:
+        self.steps, self.groups = steps, groups
+        self._source, self._statistic = source, statistic
+        self._least, self._most = _least_rows(statistic), most_rows(steps, groups)
+        self._at = -1  # the row count that the rest is of
+        self._covered: list[Row] = []  # newest first; none where not covered
+        self._value: float | None = None
+
+    @property
+    def value(self) -> float | None:
+        """What is judged; None until covered."""
+        if self._at != self._source.count:
+            self._make()
+        return self._value
+
+    @property
+    def size(self) -> int:
+        """How many of the last rows it covers; 0 until covered."""
+        if self._at != self._source.count:
+            self._make()
+        return len(self._covered)
+
+    def _make(self) -> None:
+        self._at, self._value = self._source.count, None
+        steps, groups, rows = 0.0, 0.0, []
+        for row in islice(reversed(self._source.rows), self._most):
+            rows.append(row)
+            steps += row[2]
+            groups += row[3]
+            if steps >= self.steps and groups >= self.groups and len(rows) >= self._least:
+                self._covered = rows
+                self._value = self._judged(rows, steps)
+                return
+        self._covered = []
+
+    def _judged(self, rows: list[Row], steps: float) -> float:
+        if self._statistic in ("mean", "zero_share"):
+            weighed = map(_zero, rows) if self._statistic == "zero_share" else rows
+            return math.fsum(row[1] * row[2] for row in weighed) / steps
+        return _statistic(self._statistic, [row[1] for row in rows])
+
+    def slope(self) -> float | None:
+        """Least-squares slope over the window; None until covered."""
+        return _slope(reversed(self._covered)) if self.size else None
+
+
 class Latest:
-    """A window of one step: the value itself."""
+    """A window of one step: the last finite value itself."""
 
-    __slots__ = ("value",)
+    __slots__ = ("_source",)
 
-    def __init__(self) -> None:
-        self.value: float | None = None
+    def __init__(self, source: Rows) -> None:
+        self._source = source
 
-    def push(self, value: float, span: float, groups: float) -> Sequence[float]:
-        """Take a step's value; returns the one before."""
-        before, self.value = self.value, value
-        return () if before is None else (before,)
+    @property
+    def value(self) -> float | None:
+        """The last finite value."""
+        rows = self._source.rows
+        return rows[-1][1] if rows else None
+
+    @property
+    def size(self) -> int:
+        """1, or 0 before the first row."""
+        return min(len(self._source.rows), 1)
 
     def slope(self) -> float | None:
         """None: one step has no slope."""
         return None
-
-    def state(self) -> dict[str, Any]:
-        """Plain types."""
-        return {"value": self.value}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
-        self.value = state["value"]
-
-
-class Start:
-    """The run's own first steps: median and robust spread of the rows of `steps` steps, twice as many groups, and 4 rows."""
-
-    __slots__ = ("_covered", "_groups", "_rows", "_steps", "level", "mean", "spread")
-
-    def __init__(self, *, steps: float) -> None:
-        self._steps = steps
-        self._covered = self._groups = 0.0
-        self._rows: list[float] = []
-        self.level: float | None = None
-        self.mean: float | None = None  # not 0 where most rows are
-        self.spread: float | None = None
-
-    def push(self, value: float, span: float, groups: float) -> None:
-        """Take a step's value, until the ruler is made."""
-        if self.level is not None:
-            return
-        self._rows.append(value)
-        self._covered += span
-        self._groups += groups
-        if self._covered >= self._steps and self._groups >= 2 * self._steps and len(self._rows) >= _LEAST_ROWS:
-            self.level, self.spread = _robust(self._rows)
-            self.mean = math.fsum(self._rows) / len(self._rows)
-            self._rows = []
-
-    def state(self) -> dict[str, Any]:
-        """Plain types."""
-        names = ("level", "mean", "spread")
-        seen = {"covered": self._covered, "groups": self._groups, "rows": list(self._rows)}
-        return seen | {name: getattr(self, name) for name in names}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
-        self._covered, self._groups, self._rows = state["covered"], state["groups"], list(state["rows"])
-        self.level, self.mean, self.spread = state["level"], state["mean"], state["spread"]
-
-
-class Extreme:
-    """The highest window so far, or the lowest."""
-
-    __slots__ = ("_high", "level")
-
-    def __init__(self, *, high: bool) -> None:
-        self._high = high
-        self.level: float | None = None
-
-    def push(self, value: float | None) -> None:
-        """Take a window's value, after it was judged."""
-        if value is None:
-            return
-        if self.level is None or (value > self.level if self._high else value < self.level):
-            self.level = value
-
-    def state(self) -> dict[str, Any]:
-        """Plain types."""
-        return {"level": self.level}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
-        self.level = state["level"]
-
-
-class Recent:
-    """The rows before a window: median and interquartile spread of the last `steps` steps that left it."""
-
-    __slots__ = ("_covered", "_ordered", "_rows", "_steps", "ready")
-
-    def __init__(self, *, steps: int) -> None:
-        self._steps = steps
-        self._rows: deque[tuple[float, float]] = deque()
-        self._ordered: list[float] = []
-        self._covered = 0.0
-        self.ready = False  # half of the steps and 4 rows seen
-
-    def push(self, value: float, span: float) -> None:
-        """Take a value that has left the window."""
-        self._rows.append((value, span))
-        insort(self._ordered, value)
-        self._covered += span
-        while len(self._rows) > _LEAST_ROWS and self._covered - self._rows[0][1] >= self._steps:
-            old, width = self._rows.popleft()
-            self._covered -= width
-            del self._ordered[bisect_left(self._ordered, old)]
-        self.ready = self._covered >= self._steps / 2 and len(self._rows) >= _LEAST_ROWS
-
-    @property
-    def level(self) -> float | None:
-        """The median, None until ready."""
-        return median_of(self._ordered) if self.ready else None
-
-    @property
-    def spread(self) -> float | None:
-        """Interquartile range as a standard deviation, at least 2 % of the level."""
-        if not self.ready:
-            return None
-        ordered, n = self._ordered, len(self._ordered)
-        wide = (ordered[(3 * n) // 4] - ordered[n // 4]) / _IQR
-        return max(wide, _LEAST_SPREAD * abs(median_of(ordered)), 1e-300)
-
-    def state(self) -> dict[str, Any]:
-        """Plain types."""
-        return {"rows": [list(row) for row in self._rows], "covered": self._covered, "ready": self.ready}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
-        self._rows = deque((v, s) for v, s in state["rows"])
-        self._ordered = sorted(v for v, _ in self._rows)
-        self._covered, self.ready = state["covered"], state["ready"]
-
-
-class Stairs:
-    """Counts step-like rises: the median of 5 rows above that of the 5 before by more than 6 of their mean deviations.
-
-    A rise must at least double the level; it ends where the score falls below 1.
-    """
-
-    __slots__ = ("_inside", "_rises", "_rows", "_steps")
-
-    def __init__(self, *, steps: int) -> None:
-        self._steps = steps
-        self._rows: deque[float] = deque(maxlen=10)
-        self._rises: deque[int] = deque()
-        self._inside = False
-
-    def push(self, value: float, step: int) -> float:
-        """Take a step's value; the rises within the last steps."""
-        self._rows.append(value)
-        while self._rises and step - self._rises[0] > self._steps:
-            self._rises.popleft()
-        if len(self._rows) == 10:
-            score = self._score()
-            if not self._inside and score > 6.0:
-                self._inside = True
-                self._rises.append(step)
-            elif self._inside and score < 1.0:
-                self._inside = False
-        return float(len(self._rises))
-
-    def _score(self) -> float:
-        rows = list(self._rows)
-        before, after = rows[:5], rows[5:]
-        low, high = sorted(before)[2], sorted(after)[2]
-        if high < 2.0 * abs(low):
-            return 0.0
-        inside = (sum(abs(x - low) for x in before) + sum(abs(x - high) for x in after)) / 10
-        return (high - low) / max(inside, 1e-3 * abs(high), 1e-300)
-
-    def state(self) -> dict[str, Any]:
-        """Plain types."""
-        return {"rows": list(self._rows), "rises": list(self._rises), "inside": self._inside}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
-        self._rows = deque(state["rows"], maxlen=10)
-        self._rises, self._inside = deque(state["rises"]), state["inside"]
-
-
-def _robust(values: Sequence[float]) -> tuple[float, float]:
-    """Median and 1.4826 x median absolute deviation, the spread at least 2 % of the level."""
-    level = median_of(sorted(values))
-    spread = _MAD * median_of(sorted(abs(v - level) for v in values))
-    return level, max(spread, _LEAST_SPREAD * abs(level), 1e-300)
