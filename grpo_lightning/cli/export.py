@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from grpo_lightning.cli.arguments import Parser
 from grpo_lightning.errors import UsageError
 
 __all__ = ["run_export"]
@@ -28,20 +28,11 @@ def run_export(argv: list[str]) -> int:
     return _grafana(args.out) if args.target == "grafana" else _prometheus(args.rules, args.out)
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise the message; the command line prints it and exits with 2."""
-        raise UsageError(f"{message}; see {self.prog} --help.")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="grpo-lightning export",
         description="Dashboards for Grafana, alert rules for Prometheus.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     targets = parser.add_subparsers(dest="target", required=True, metavar="prometheus|grafana")
     grafana = targets.add_parser("grafana", help="dashboards as JSON, one a page")
