@@ -8,6 +8,7 @@ import string
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -16,7 +17,7 @@ import yaml
 from grpo_lightning.errors import ConfigError
 from grpo_lightning.health.records import Condition, Rule
 
-__all__ = ["RECOVERABLE", "load_rules", "parse_rules", "runbook_path", "shipped_path", "shipped_rules"]
+__all__ = ["RECOVERABLE", "load_rules", "parse_rules", "read_records", "runbook_path", "shipped_path", "shipped_rules"]
 
 _T = TypeVar("_T", Rule, Condition)
 _FOLDER = Path(__file__).parent / "shipped"
@@ -26,6 +27,10 @@ _BOUNDS = (
 )  # fmt: skip
 _FACTS = {"value": 0.0, "bound": 0.0, "steps": 0, "expected": 0.0, "signal": "", "step": 0, "onset": 0}
 _LARGEST_FILE = 4 * 1024 * 1024
+_LONGEST_WINDOW = 10_000  # steps or groups; a window is kept in memory
+_LONGEST_TEXT = 500
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")  # it becomes part of ids, files, tags and labels
+_FORMAT = re.compile(r"[-+ ]?,?(\.\d{1,2})?[eEfFgG%]?")  # no widths: a million of blanks is a format too
 # The two faults that repair themselves, by the signals that show them.
 RECOVERABLE: dict[str, tuple[str, ...]] = {
     "skip_update": ("updates_skipped", "grad_norm", "grad_norm_ratio", "nonfinite_count_grad_norm", "loss"),
@@ -61,54 +66,93 @@ def load_rules(path: str | Path, *, signals: Collection[str] | None = None) -> l
     Raises:
         ConfigError: one sentence, with the file and the rule.
     """
-    file = Path(path)
-    try:
-        if file.stat().st_size > _LARGEST_FILE:
-            raise ConfigError(f"{file} has more than 4 MiB: it can't be a file of rules.")
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The rules {file} can't be read: {error}.") from error
+    text = _text(Path(path))
     try:
         return parse_rules(text, signals=signals)
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def parse_rules(text: str, *, signals: Collection[str] | None = None) -> list[Rule]:
     """The rules in a YAML text; see `load_rules`."""
-    records = _records(text)
-    rules = [_rule(record, position) for position, record in enumerate(records, 1)]
+    content = _parsed(text)
+    if isinstance(content, Mapping) and set(content) == {"rules"}:
+        content = content["rules"]
+    if not isinstance(content, list) or not content:
+        raise ConfigError("rules are a list of records (`- name: ...`), and not an empty one.")
+    rules = [_rule(record, position) for position, record in enumerate(content, 1)]
     names: set[str] = set()
     for rule in rules:
         if rule.name in names:
             raise ConfigError(f"two rules are called {rule.name!r}: names must be unique.")
         names.add(rule.name)
-    for rule in rules:
-        _check_together(rule, names)
-        if signals is not None:
-            _check_signals(rule, signals)
+    _check_together(rules, names)
+    for rule in rules if signals is not None else ():
+        _check_signals(rule, signals or ())
     return rules
 
 
-def _records(text: str) -> Sequence[Any]:
+def read_records(path: str | Path) -> list[Any]:
+    """A YAML file's list of records, whatever they are.
+
+    Raises:
+        ConfigError: one sentence, with the file.
+    """
     try:
-        content = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
-        raise ConfigError(f"this is not YAML: {' '.join(str(error).split())[:300]}.") from error
-    if isinstance(content, Mapping) and set(content) == {"rules"}:
-        content = content["rules"]
+        content = _parsed(_text(Path(path)))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
     if not isinstance(content, list) or not content:
-        raise ConfigError("rules are a list of records (`- name: ...`), and not an empty one.")
+        raise ConfigError(f"{path} is not a list of records (`- name: ...`).")
     return content
 
 
+def _text(file: Path) -> str:
+    try:
+        if not file.is_file():
+            raise ConfigError(f"{file} is no file: name a YAML file.")
+        if file.stat().st_size > _LARGEST_FILE:
+            raise ConfigError(f"{file} has more than 4 MiB: it can't be a file of rules.")
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} can't be read: {error}.") from error
+
+
+def _parsed(text: str) -> Any:
+    """What a YAML text holds. Its library breaks in many ways on what is none (`!!bool x` is a KeyError)."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        raise ConfigError(f"this is not YAML: {_flat(error)}.") from error
+
+
+def _flat(error: BaseException) -> str:
+    return ascii(" ".join(str(error).split()))[1:-1][:300] or type(error).__name__
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML without anchors' repeats: a file of rules needs none, and they can blow up."""
+    """YAML without what a file of rules needs not: aliases, which can blow up, and keys that are given twice."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
             raise yaml.YAMLError("an alias (*name) is not allowed in rules")
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys if len(set(keys)) < len(keys) else ():
+            if keys.count(key) > 1:
+                line = node.start_mark.line + 1
+                raise yaml.YAMLError(f"the record at line {line} has the key {_shown(key)} twice")
+        return super().construct_mapping(node, deep=deep)
 
 
 # ---- records
@@ -120,8 +164,8 @@ def _rule(record: Any, position: int) -> Rule:
             f"rule {position} is {_shown(record)}: give a record with name, signal, a bound and an action."
         )
     name = record.get("name")
-    if not isinstance(name, str) or not name or not name.replace("_", "").replace("-", "").isalnum() or len(name) > 80:
-        raise ConfigError(f"rule {position} has the name {_shown(name)}: give letters, digits and _ only.")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"rule {position} has the name {_shown(name)}: give up to 80 of a-z, A-Z, 0-9, _ and -.")
     where = f"rule {name}"
     own = {field.name for field in fields(Rule)} - {"condition"}
     known = own | {field.name for field in fields(Condition)} - {"optional"}
@@ -135,7 +179,11 @@ def _rule(record: Any, position: int) -> Rule:
     if "show" in given:
         given["show"] = _names(given["show"], where)
     rest = {k: v for k, v in record.items() if k not in own}
-    given["condition"] = None if "together" in given and not rest else _condition(rest, where)
+    if "together" in given and rest:
+        raise ConfigError(
+            f"{where} has together and {_shown(next(iter(rest)))}: it joins other rules or judges a signal."
+        )
+    given["condition"] = None if "together" in given else _condition(rest, where)
     if given["condition"] is None and not given.get("within_steps"):
         raise ConfigError(f"{where} needs within_steps: how many steps its parts may lie apart.")
     rule = _built(Rule, given, where)
@@ -156,8 +204,10 @@ def _conditions(records: Any, where: str) -> tuple[Condition, ...]:
 
 
 def _condition(record: Mapping[str, Any], where: str) -> Condition:
-    if not isinstance(record.get("signal"), str) or not record["signal"]:
-        raise ConfigError(f"{where} has the signal {_shown(record.get('signal'))}: name one signal.")
+    for key in ("signal", "else_signal", "unit", "else_unit", "relative_to"):
+        name = record.get(key)
+        if (name is not None or key == "signal") and not _is_signal(name):
+            raise ConfigError(f"{where} has the {key} {_shown(name)}: name one signal.")
     bounds = [key for key in _BOUNDS if record.get(key) is not None and record.get(key) is not False]
     if len(bounds) != 1:
         found = " and ".join(bounds) if bounds else "none"
@@ -169,18 +219,24 @@ def _condition(record: Mapping[str, Any], where: str) -> Condition:
     return condition
 
 
+def _is_signal(name: Any) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable() and name == name.strip()
+
+
 def _check_condition(condition: Condition, bound: str, where: str) -> None:
     if condition.kind not in ("not_finite", "missing") and not math.isfinite(condition.bound):
         raise ConfigError(f"{where} has {bound}: {condition.bound}, which can never decide: give a finite number.")
     for name in ("over_steps", "recent_steps"):
-        if getattr(condition, name) < 1:
-            raise ConfigError(f"{where} has {name}: {getattr(condition, name)}: give 1 or more.")
-    if condition.over_groups < 0:
-        raise ConfigError(f"{where} has over_groups: {condition.over_groups}: give 0 or more.")
+        if not 1 <= getattr(condition, name) <= _LONGEST_WINDOW:
+            raise ConfigError(f"{where} has {name}: {_shown(getattr(condition, name))}: give 1 to {_LONGEST_WINDOW}.")
+    if not 0 <= condition.over_groups <= _LONGEST_WINDOW:
+        raise ConfigError(f"{where} has over_groups: {_shown(condition.over_groups)}: give 0 to {_LONGEST_WINDOW}.")
     if bound.startswith("trend") and condition.over_steps < 3:
         raise ConfigError(f"{where} has a trend over {condition.over_steps} steps: give over_steps of 3 or more.")
     if bound in ("ruler_ratio_below", "jump_below") and condition.bound <= 0:
         raise ConfigError(f"{where} has {bound}: {condition.bound}: a ratio below that never holds; give more than 0.")
+    if condition.statistic == "zero_share" and condition.kind == "level" and not 0 <= condition.bound <= 1:
+        raise ConfigError(f"{where} has {bound}: {condition.bound}: a share is from 0 to 1.")
     if bound == "stairs_above" and condition.over_steps < 10:
         raise ConfigError(f"{where} counts stairs over {condition.over_steps} steps: give over_steps of 10 or more.")
 
@@ -212,29 +268,43 @@ def _check_rule(rule: Rule, where: str) -> None:
 
 
 def _check_summary(rule: Rule, where: str) -> None:
+    """The summary can be filled in, now and later, and to a sentence."""
+    for name, text in (("summary", rule.summary), ("first", rule.first), ("runbook", rule.runbook)):
+        if len(text) > _LONGEST_TEXT:
+            raise ConfigError(f"{where} has a {name} of {len(text)} characters: give at most {_LONGEST_TEXT}.")
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(rule.summary) if name is not None]
-        unknown = [name for name in names if name not in _FACTS]
-        if not unknown:
+        parts = list(string.Formatter().parse(rule.summary))
+        unknown = [name for _, name, _, _ in parts if name is not None and name not in _FACTS]
+        odd = [form or convert for _, _, form, convert in parts if convert or not _FORMAT.fullmatch(form or "")]
+        if not unknown and not odd:
             rule.summary.format(**_FACTS)
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(
             f"{where} has a summary that can't be filled in ({error}): {_shown(rule.summary)}."
         ) from error
     if unknown:
-        raise ConfigError(f"{where} has {{{unknown[0]}}} in its summary: it may name {', '.join(_FACTS)}.")
+        raise ConfigError(f"{where} has {_shown(unknown[0])} in its summary: it may name {', '.join(_FACTS)}.")
+    if odd:
+        raise ConfigError(f"{where} has the format {_shown(odd[0])} in its summary: use one such as .2f, .3g or .0%.")
 
 
-def _check_together(rule: Rule, names: Collection[str]) -> None:
-    for part in rule.together:
-        if part not in names or part == rule.name:
-            raise ConfigError(f"rule {rule.name} names the rule {part!r}, which {_near(part, names)}.")
+def _check_together(rules: Sequence[Rule], names: Collection[str]) -> None:
+    for rule in rules:
+        for part in rule.together:
+            if part not in names:
+                raise ConfigError(f"rule {rule.name} names the rule {_shown(part)}, which {_near(part, names)}.")
+    try:
+        TopologicalSorter({rule.name: rule.together for rule in rules}).prepare()
+    except CycleError as error:
+        raise ConfigError(
+            f"the rules {' and '.join(dict.fromkeys(error.args[1]))} join each other: they never can hold."
+        ) from error
 
 
 def _check_signals(rule: Rule, signals: Collection[str]) -> None:
     for name in rule.signals:
         if name not in signals and not _patterned(name, signals):
-            raise ConfigError(f"rule {rule.name} reads the signal {name!r}, which {_near(name, signals)}.")
+            raise ConfigError(f"rule {rule.name} reads the signal {_shown(name)}, which {_near(name, signals)}.")
 
 
 def _patterned(name: str, signals: Collection[str]) -> bool:
@@ -244,7 +314,7 @@ def _patterned(name: str, signals: Collection[str]) -> bool:
 
 
 def _near(name: str, names: Collection[str]) -> str:
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(name[:80], names, n=1)
     return f"is not known: did you mean {near[0]!r}?" if near else "is not known"
 
 
@@ -255,7 +325,7 @@ def _check_keys(record: Mapping[Any, Any], known: Collection[str], where: str) -
 
 
 def _names(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+    if not isinstance(value, list) or not value or not all(map(_is_signal, value)):
         raise ConfigError(f"{where} has {_shown(value)}: give a list of names.")
     return tuple(value)
 
@@ -278,14 +348,14 @@ def _built(kind: type[_T], given: dict[str, Any], where: str) -> _T:
 
 def _typed(value: Any, kind: Any, said: str) -> Any:
     if get_origin(kind) is Literal:
-        if value not in get_args(kind):
+        if not isinstance(value, str) or value not in get_args(kind):
             raise ConfigError(f"{said}: use one of {', '.join(get_args(kind))}.")
         return value
     number = isinstance(value, int | float) and not isinstance(value, bool)
     wants = set(get_args(kind) or (kind,))
     if float in wants and number:
         return _float(value, said)
-    if int in wants and number and float(value).is_integer():
+    if int in wants and number and _float(value, said).is_integer():
         return int(value)
     if bool in wants and isinstance(value, bool):
         return value
@@ -311,5 +381,8 @@ def _float(value: float, said: str) -> float:
 
 
 def _shown(value: Any) -> str:
-    text = ascii(value)
+    try:
+        text = ascii(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits; a nest of thousands of lists
+        return f"a {type(value).__name__} too large to show"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -15,21 +15,21 @@ The form of a series is that of promtool's unit tests.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from grpo_lightning.errors import ConfigError
 from grpo_lightning.health.judge import Judge
+from grpo_lightning.health.loading import read_records
 from grpo_lightning.health.records import Rule, Step
 
 __all__ = ["RuleTest", "load_tests", "parse_series", "run_test", "tests_path"]
 
 _ITEM = re.compile(
-    r"(_|[-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+))(?:([-+](?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?))?(?:x(\d+))?", re.I
+    r"(_|[-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+))(?:([-+](?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?))?(?:x(\d{1,9}))?",
+    re.I,
 )
 _MOST_STEPS = 100_000
 
@@ -58,13 +58,13 @@ def load_tests(path: str | Path) -> list[RuleTest]:
     Raises:
         ConfigError: one sentence, with the file and the test.
     """
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"The tests {path} can't be read: {' '.join(str(error).split())[:300]}.") from error
-    if not isinstance(content, list) or not content:
-        raise ConfigError(f"The tests {path} are not a list of records (`- name: ...`).")
-    return [_test(record, f"{path}, test {position}") for position, record in enumerate(content, 1)]
+    tests = [_test(record, f"{path}, test {position}") for position, record in enumerate(read_records(path), 1)]
+    for place, test in enumerate(tests, 1):
+        if any(test.name == other.name for other in tests[: place - 1]):
+            raise ConfigError(
+                f"{path}, test {place}: two tests are called {ascii(test.name)[:80]}: names must be unique."
+            )
+    return tests
 
 
 def _test(record: Any, where: str) -> RuleTest:
@@ -79,10 +79,12 @@ def _test(record: Any, where: str) -> RuleTest:
         span = float(record.get("span", 1.0))
         groups = None if record.get("groups") is None else float(record["groups"])
         rules = tuple(map(str, record.get("rules") or ()))
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"{where}: expect is a list of {{rule: NAME, step: N}}, span and groups are numbers."
         ) from error
+    if not 0 < span <= _MOST_STEPS or not (groups is None or 0 < groups <= _MOST_STEPS):
+        raise ConfigError(f"{where}: span and groups are above 0 and at most {_MOST_STEPS}.")
     return RuleTest(
         name=str(record.get("name", where)), series=series, expect=expect, rules=rules, span=span, groups=groups
     )
@@ -95,12 +97,17 @@ def parse_series(values: Any, where: str = "the series") -> tuple[float | None, 
         >>> parse_series("1x2 0.5-0.25x3 _ nan")
         (1.0, 1.0, 0.5, 0.25, 0.0, None, nan)
     """
-    if isinstance(values, int | float):
-        values = str(values)
+    if isinstance(values, int | float) and not isinstance(values, bool):
+        values = [values]
+    made: list[float | None]
     if isinstance(values, str):
-        made = [item for word in values.split() for item in _expand(word, where)]
-    elif isinstance(values, list) and all(v is None or (isinstance(v, int | float)) for v in values):
-        made = [None if v is None else float(v) for v in values]
+        made = []
+        for word in values.split():
+            made += _expand(word, where)
+            if len(made) > _MOST_STEPS:
+                break
+    elif isinstance(values, list) and all(v is None or isinstance(v, int | float) for v in values):
+        made = [None if v is None else _number(v, where) for v in values]
     else:
         raise ConfigError(f"{where}: give a list of numbers, or text such as '0.5x20 0.01x30'.")
     if not 0 < len(made) <= _MOST_STEPS:
@@ -111,7 +118,9 @@ def parse_series(values: Any, where: str = "the series") -> tuple[float | None, 
 def _expand(word: str, where: str) -> list[float | None]:
     match = _ITEM.fullmatch(word)
     if match is None:
-        raise ConfigError(f"{where} has {word!r}: give a number, and after it `x` and how often, e.g. 0.5x20.")
+        raise ConfigError(
+            f"{where} has {ascii(word)[:80]}: give a number, and after it `x` and how often, e.g. 0.5x20."
+        )
     first, change, times = match.group(1), float(match.group(2) or 0.0), int(match.group(3) or 1)
     if times > _MOST_STEPS:
         raise ConfigError(f"{where} has {word!r}: at most {_MOST_STEPS} values.")
@@ -124,7 +133,12 @@ def run_test(test: RuleTest, rules: Sequence[Rule]) -> list[str]:
     strange = [name for name in (*test.rules, *(rule for rule, _ in test.expect)) if name not in known]
     if strange:
         return [f"there is no rule {strange[0]!r}"]
-    judge = Judge([rule for rule in rules if not test.rules or rule.name in _with_parts(test.rules, rules)])
+    held = _with_parts(test.rules, rules) if test.rules else known
+    read = {signal for rule in rules if rule.name in held for signal in rule.signals} | {"step_seconds"}
+    unread = sorted(set(test.series) - read)
+    if unread:
+        return [f"no rule reads the series {unread[0]!r}"]
+    judge = Judge([rule for rule in rules if rule.name in held])
     for row in range(max(map(len, test.series.values()))):
         given = {name: values[row] for name, values in test.series.items() if row < len(values)}
         step = round((row + 1) * test.span)
@@ -136,6 +150,14 @@ def run_test(test: RuleTest, rules: Sequence[Rule]) -> list[str]:
     ]
 
 
-def _with_parts(names: Sequence[str], rules: Sequence[Rule]) -> set[str]:
+def _number(value: float, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ConfigError(f"{where} has a number that is too large.") from error
+
+
+def _with_parts(names: Collection[str], rules: Sequence[Rule]) -> set[str]:
+    """The rules of these names, and those that they join."""
     parts = {part for rule in rules if rule.name in names for part in rule.together}
-    return {*names, *parts}
+    return _with_parts(parts | set(names), rules) if parts - set(names) else set(names)
