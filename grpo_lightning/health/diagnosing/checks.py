@@ -85,35 +85,57 @@ def percent(value: float | None) -> str:
 # ---- the same at every level
 
 
+_WHY_DRIFT: Mapping[LevelName, str] = {
+    "environment": "Another library or interpreter changes numbers without a line of your code: rule it out first.",
+    "data": "Prompts that are not those of the snapshot make the curves before and after incomparable.",
+    "reward": "The reward is what the policy is told to do: with other code it learns something else.",
+    "algorithm": "",
+}
+_NAMED = 5  # of the parts that drifted
+
+
 def drift_findings(case: Case, level: LevelName, *parts: str) -> Iterator[Finding]:
-    """What the check of the snapshot found in these parts."""
-    whys = {
-        "environment": "Another library or interpreter changes numbers without a line of your code: rule it out first.",
-        "data": "Prompts that are not those of the snapshot make every curve before and after incomparable.",
-        "reward": "The reward is what the policy is told to do: with other code it learns something else.",
-        "algorithm": "",
-    }
+    """What the check of the snapshot found in these parts, a finding for each part and verdict."""
+    grouped: dict[tuple[str, str], list[Drift]] = {}
     for drift in case.drifts or ():
         if drift.level in parts and drift.is_problem:
-            yield Finding(
-                name=f"snapshot_{drift.level}",
-                level=level,
-                strength="hint" if drift.verdict == "unknown" else "strong",
-                what=f"{drift.name}: {drift.verdict} since the snapshot"
-                + (f" ({drift.detail})" if drift.detail else ""),
-                why=whys[level],
-                first="See the difference with `snapshot diff`, then restore it, or start a new run with what is there now.",
-            )
+            grouped.setdefault((drift.level, drift.verdict), []).append(drift)
+    for (part, verdict), drifts in grouped.items():
+        strong = case.acute and verdict != "unknown" and part in ("environment", "data", "reward")
+        yield Finding(
+            name=f"snapshot_{part}",
+            level=level,
+            strength="strong" if strong else "hint",
+            what=f"{part.capitalize()} {verdict} since the snapshot: {_listed(drifts)}.",
+            why=f"{_WHY_DRIFT[level]} What changed only after the run is no cause: during it, a drift alert says so.",
+            first="`snapshot verify` and `snapshot diff` show it; restore it, or start a new run with what is there now.",
+        )
+
+
+def _listed(drifts: Sequence[Drift]) -> str:
+    if len(drifts) == 1:
+        return drifts[0].name + (f" ({drifts[0].detail.strip()})" if drifts[0].detail else "")
+    names = ", ".join(drift.name for drift in drifts[:_NAMED])
+    more = f" and {len(drifts) - _NAMED} more" if len(drifts) > _NAMED else ""
+    return f"{names}{more}"
 
 
 def alert_findings(case: Case, level: LevelName, *causes: str) -> Iterator[Finding]:
-    """The alerts whose most likely cause belongs to the level, each rule once."""
+    """The alerts whose most likely cause belongs to the level, each rule once; those long after the onset in one line."""
     by_rule: dict[str, list[Alert]] = {}
     for alert in case.alerts:
         if alert.cause in causes:
             by_rule.setdefault(alert.rule, []).append(alert)
+    later = {rule: fired for rule, fired in by_rule.items() if not _near(case, fired[0])}
     for rule, fired in by_rule.items():
-        yield _alert_finding(case, level, rule, fired)
+        if rule not in later:
+            yield _alert_finding(case, level, rule, fired)
+    if later:
+        yield _later(level, later)
+
+
+def _near(case: Case, alert: Alert) -> bool:
+    return case.span is None or alert.step <= case.span.last or not case.acute
 
 
 def _alert_finding(case: Case, level: LevelName, rule: str, fired: Sequence[Alert]) -> Finding:
@@ -125,9 +147,21 @@ def _alert_finding(case: Case, level: LevelName, rule: str, fired: Sequence[Aler
         level=level,
         strength="strong" if alert.severity == "critical" else "hint",
         what=f"Alert {rule} at step {alert.step}: {alert.summary}{again}",
-        numbers=numbers_of(case, *list(alert.values)[:6]),
+        numbers=numbers_of(case, *list(alert.values)[:4]),
         steps=Span(first=min(alert.onset_step, alert.step), last=alert.step),
-        why=f"The rule's most likely cause is {alert.cause}"
-        + (f"; its runbook, {alert.runbook}, says what it means." if alert.runbook else "."),
+        why=f"Most likely cause: {alert.cause}." + (f" {alert.runbook} says what it means." if alert.runbook else ""),
         first=alert.first or "Read the runbook, in its order.",
+    )
+
+
+def _later(level: LevelName, by_rule: Mapping[str, Sequence[Alert]]) -> Finding:
+    fired = sorted((alert.step, rule) for rule, alerts in by_rule.items() for alert in alerts)
+    return Finding(
+        name="later_alerts",
+        level=level,
+        strength="hint",
+        what="Alerts later on: " + ", ".join(f"{rule} at step {step}" for step, rule in fired[:12]) + ".",
+        steps=Span(first=fired[0][0], last=fired[-1][0]),
+        why="What comes long after the onset is mostly its consequence.",
+        first="Repair what comes first; `--step N` looks at another time.",
     )

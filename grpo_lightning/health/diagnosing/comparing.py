@@ -9,6 +9,7 @@ from typing import Protocol
 
 from grpo_lightning.health.diagnosing.columns import Column, Columns
 from grpo_lightning.health.diagnosing.records import Moved, Number, Span
+from grpo_lightning.health.onset import onset
 from grpo_lightning.health.windows import median_of
 
 __all__ = ["Compared", "Comparison", "level_changes", "spread_of"]
@@ -22,6 +23,8 @@ _FEWEST = 4  # rows whose deviations say something
 _LEAST_ROWS = 2  # rows without which there is no "before"
 _NEAR = 3  # steps by which an onset may be estimated too late
 _MOST_MOVED = 12
+_SURE = 5.0  # standard errors between two levels
+_NOT_MOVING = ("lr", "kl_coef", "loss", "policy_loss")
 
 
 class Band(Protocol):
@@ -156,30 +159,29 @@ class Comparison:
         return median_of(sorted(values)) if values else None
 
     def moved(self) -> tuple[Moved, ...]:
-        """What left its level around the onset, the first first; only what stays away or is far out."""
-        if self.onset is None or self.before is None or self.after is None:
+        """What went to another level around the onset or in the steps before it, the first first."""
+        if self.onset is None or self.after is None:
             return ()
         found = [moved for name in self.run.signals if (moved := self._moved(name)) is not None]
         return tuple(sorted(found, key=lambda moved: (moved.step, -_size(moved.number)))[:_MOST_MOVED])
 
     def _moved(self, signal: str) -> Moved | None:
-        if signal.endswith("_seconds") or signal in ("step", "lr"):
+        """Where the signal's rows split best into two levels, if these are far apart."""
+        column = self.run[signal]
+        if self.after is None or signal.endswith("_seconds") or signal in _NOT_MOVING or self._seldom(column):
             return None
-        it = self[signal]
-        if it is None or it.before is None or self.after is None or self._seldom(self.run[signal]):
+        first = self.before.first if self.before is not None else self.after.first
+        rows = column.pairs(first, self.after.last)
+        if len(rows) < 2 * _LEAST_ROWS:
             return None
-        if not (it.rose(times=1.25, z=4.0) or it.fell(times=0.8, z=4.0)):
+        step = onset(rows, streak_start=self.after.last)
+        before, after = [v for s, v in rows if s < step], [v for s, v in rows if s >= step]
+        if len(before) < _LEAST_ROWS or abs(_welch(before, after)) < _SURE:
             return None
-        sign = 1.0 if it.after > it.before else -1.0
-        rows = self.run[signal].pairs(self._near() - _NEAR, self.after.last)
-        half = abs(it.after - it.before) / 2
-        bound = min(max(4.0 * it.spread, 0.1 * abs(it.before)), half)
-        away = [(step, sign * (value - it.before) > bound) for step, value in rows]
-        for place, (step, out) in enumerate(away):
-            ahead = [later for _, later in away[place : place + 5]]
-            if out and sum(ahead) * 2 > len(ahead):
-                return Moved(step=step, number=it.number)
-        return None
+        low, high = median_of(sorted(before)), median_of(sorted(after))
+        if abs(high - low) < max(0.3 * max(abs(low), abs(high)), 4.0 * spread_of(before)):
+            return None
+        return Moved(step=step, number=Number(signal=signal, before=low, after=high))
 
 
 def _welch(before: Sequence[float], after: Sequence[float]) -> float:

@@ -32,6 +32,13 @@ TITLES: Mapping[LevelName, str] = {
 }
 
 
+_LATE = 3  # steps
+_TELLING = (
+    "reward_mean", "group_reward_std", "dead_group_fraction", "entropy", "kl", "response_length_mean", "truncated_fraction",
+    "grad_norm", "advantage_std", "prompt_length_mean", "rollout_mismatch_kl",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drift:
     """What a check of the run's snapshot says about one part; `level` and `verdict` in the snapshot's words."""
@@ -167,6 +174,13 @@ class Diagnosis:
         found = [finding for level in self.levels for finding in level.findings]
         return next((f for f in found if f.strength == "strong"), found[0] if found else None)
 
+    @property
+    def earlier(self) -> Moved | None:
+        """What had moved well before the onset, if anything: the alert may have come late."""
+        onset = self.onset
+        known = [moved for moved in self.moved if moved.number.signal in _TELLING]
+        return next((moved for moved in known if onset is not None and moved.step < onset - _LATE), None)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; numbers that JSON lacks are kept as they are."""
         first = self.look_first
@@ -176,6 +190,7 @@ class Diagnosis:
             "before": [self.before.first, self.before.last] if self.before else None,
             "after": [self.after.first, self.after.last] if self.after else None,
             "look_first": {"level": first.level} | first.to_dict() if first is not None else None,
+            "moved_earlier": self.earlier.step if self.earlier is not None else None,
             "moved_first": [{"at": moved.step} | moved.number.to_dict() for moved in self.moved],
             "levels": [level.to_dict() for level in self.levels],
         }
