@@ -34,6 +34,8 @@ def run_check(argv: list[str]) -> int:
     rules, baseline = rules_of(args.rules), load_baseline(args.baseline) if args.baseline else None
     if args.follow:
         return _follow(args, rules, baseline)
+    if args.report is not None and len(args.logs) != 1:
+        raise UsageError(f"--report is of one log and {len(args.logs)} are named: write one report for each.")
     judged = [judge_source(_open(args, log), rules, baseline=baseline) for log in args.logs]
     if args.json:
         found = [one.to_dict() for one in judged]
@@ -42,6 +44,8 @@ def run_check(argv: list[str]) -> int:
         console = Console()
         for one in judged:
             show(one, console)
+    if args.report is not None:
+        _report(args, rules, baseline)
     return int(any(_fails(one, args.fail_on) for one in judged))
 
 
@@ -70,6 +74,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--fail-on", choices=("warning", "critical"), default="critical", help="what makes the exit code 1"
     )
+    parser.add_argument("--report", metavar="F", help="write an HTML report of the one log, too")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--follow", action="store_true", help="watch one growing log; exit 75 when a rule would pause")
     parser.add_argument(
@@ -80,6 +85,13 @@ def _parser() -> Parser:
 
 def _open(args: argparse.Namespace, log: str) -> Source:
     return open_source(log, format=args.format, logging_steps=args.logging_steps, run=args.run)
+
+
+def _report(args: argparse.Namespace, rules: Sequence[Rule], baseline: Baseline | None) -> None:
+    """The log is read once more, whole: a report shows every signal."""
+    from grpo_lightning.cli.report import report_source
+
+    report_source(_open(args, args.logs[0]), args.report, rules=rules, baseline=baseline)
 
 
 def _fails(judged: Judged, fail_on: str) -> bool:

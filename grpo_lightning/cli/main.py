@@ -52,6 +52,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "fit": (_fit, "train with GRPO; with no config, the shipped example"),
     "validate": (_validate, "greedy evaluation of a checkpoint"),
     "status": (_lazy("alerts", "run_status"), "one screen about a run: health, open alerts, last values"),
+    "diagnose": (_lazy("diagnose", "run_diagnose"), "where to look first: environment, data, reward, algorithm"),
+    "report": (_lazy("report", "run_report"), "one HTML file: overview, signal health, diagnosis"),
     "acknowledge": (_lazy("alerts", "run_acknowledge"), "close an alert by saying what caused it"),
     "check": (_lazy("check", "run_check"), "the health verdict on another trainer's log"),
     "rules": (_lazy("rules", "run_rules"), "check, test and replay health rules"),
@@ -70,6 +72,8 @@ examples:
   grpo-lightning fit --ckpt_path runs/RUN/checkpoints/last.ckpt     continue a run
   grpo-lightning validate --ckpt_path runs/RUN/checkpoints/last.ckpt
   grpo-lightning status RUN
+  grpo-lightning diagnose RUN                               where to look first
+  grpo-lightning report RUN                                 runs/RUN/report.html
   grpo-lightning check train.log                            a log of TRL, verl, ms-swift, ...
 
 `grpo-lightning COMMAND --help` lists a command's options.

@@ -1,0 +1,31 @@
+"""A run's own report at its end: made, kept in the run directory, handed on. It never disturbs the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from grpo_lightning.errors import GrpoError
+from grpo_lightning.report.examining import examine_run
+from grpo_lightning.report.page import write_report
+from grpo_lightning.sinks import RunDirectory
+
+__all__ = ["publish_report"]
+
+_log = logging.getLogger(__name__)
+
+
+def publish_report(directory: RunDirectory, hand_on: Callable[[Path], object] | None = None) -> Path | None:
+    """Write `report.html` into the run directory and hand it on, e.g. to MLflow's artifacts.
+
+    What fails is logged, and None is returned: a run does not end in an error for its report.
+    """
+    try:
+        path = write_report(examine_run(directory, weights=False), directory.report)
+        if hand_on is not None:
+            hand_on(path)
+    except (GrpoError, OSError, ValueError, ArithmeticError, LookupError, TypeError) as error:
+        _log.warning("Can't make the report of %s: %s: %s.", directory.run_id, type(error).__name__, error)
+        return None
+    return path
