@@ -136,7 +136,8 @@ class RunRecorder(L.Callback):
         name = mlflow.name if mlflow else self.settings.name or known.get("name") or run_id
         description = self.settings.description or known.get("description", "")
         journal.set_meta(name=name, description=description, **_where(mlflow))
-        console = ConsoleSink(total_steps=trainer.max_steps if trainer.max_steps > 0 else None, first_step=from_step)
+        total = trainer.max_steps if trainer.max_steps > 0 else None
+        console = ConsoleSink(total_steps=total, first_step=from_step, title=name)
         self._open = Session(directory=directory, journal=journal, console=console, segment=segment)
         if mlflow is None and self.settings.mlflow:
             mlflow = MLflowRun.resume(

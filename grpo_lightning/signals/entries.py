@@ -155,6 +155,9 @@ _DATA_HEALTH: tuple[Row, ...] = (
     ("rank_overlap_fraction", "", "rows that more than one rank holds, of all rows of the step", "high", "ranks", "0. Above: the sampler gives ranks the same prompts."),
 )
 _DATA_DIAGNOSIS: tuple[Row, ...] = (
+    ("environment_drift", "", "installed distributions that changed since the snapshot, at the checkpoint before", "high", "run", "Absent. Above 0: the run can't be repeated with what is installed now."),
+    ("data_drift", "", "data sources that changed since the snapshot, at the checkpoint before", "high", "run", "Absent. Above 0: files were edited or appended to while the run used them."),
+    ("reward_drift", "", "source files of reward functions that changed since the snapshot, at the checkpoint before", "high", "run", "Absent. Above 0: a resumed run would be rewarded by other code."),
     ("prompt_length_mean", "tokens", "mean prompt length", "both", "moments", "Steady; a jump: other data."),
     ("prompt_length_min", "tokens", "shortest prompt", "none", "moments", "Steady."),
     ("prompt_length_max", "tokens", "longest prompt", "both", "moments", "Steady."),

@@ -39,6 +39,7 @@ __all__ = ["SAMPLE_SIZE", "Layout", "Merged", "Moments", "Partials", "Vector", "
 
 SAMPLE_SIZE = 256  # hashes a rank sends: exact counts of distinct values up to here, a sample's above
 _MOMENTS = 6
+_MANY = 2**15  # values of a histogram that are kept until `pack`
 
 Vector = npt.NDArray[np.float64]
 
@@ -140,6 +141,7 @@ class Partials:
         self._maxima: dict[str, Tensor | float] = {}
         self._moments: dict[str, Tensor] = {}
         self._sketches: dict[str, tuple[Tensor, bool]] = {}
+        self._counted: dict[str, Tensor] = {}  # histograms of what is not kept
         self._vectors: dict[str, Tensor] = {}
         self._samples: dict[str, Tensor] = {}
 
@@ -166,8 +168,16 @@ class Partials:
         self._moments[name] = values.flatten()
 
     def sketch(self, name: str, values: Tensor, *, signed: bool = False) -> None:
-        """A histogram of the finite values, for quantiles; `signed` where they may be negative."""
-        self._sketches[name] = values, signed
+        """A histogram of the finite values, for quantiles; `signed` where they may be negative. Values of one name add up.
+
+        Many values are counted at once, so that they need not be kept.
+        """
+        if values.numel() > _MANY:
+            done = sketches([(values, signed)])[0]
+            self._counted[name] = self._counted[name] + done if name in self._counted else done
+            values = values.flatten()[:0]
+        held = self._sketches.get(name)
+        self._sketches[name] = (values if held is None else torch.cat([held[0].flatten(), values.flatten()])), signed
 
     def vector(self, name: str, totals: Tensor) -> None:
         """A vector of totals."""
@@ -198,11 +208,15 @@ class Partials:
             [
                 self._numbers(),
                 self._moved().flatten(),
-                *sketches(list(self._sketches.values())),
+                *self._histograms(),
                 *self._vectors.values(),
                 *self._samples.values(),
             ]
         )
+
+    def _histograms(self) -> list[Tensor]:
+        found = zip(self._sketches, sketches(list(self._sketches.values())), strict=True)
+        return [made + self._counted[name] if name in self._counted else made for name, made in found]
 
     def _numbers(self) -> Tensor:
         """The totals, then the extremes; those of tensors of one shape together, with one copy for those off the device."""

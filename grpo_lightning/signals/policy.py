@@ -15,7 +15,6 @@ from torch import Tensor
 
 from grpo_lightning.objective import StepRecord, clamped, clip_binds, importance_ratio, kl_k1, kl_k2, kl_k3
 from grpo_lightning.signals.partials import Merged, Partials, finite
-from grpo_lightning.signals.sketch import sketches
 from grpo_lightning.signals.view import StepView
 
 __all__ = ["collect", "derive"]
@@ -43,7 +42,7 @@ _SOURCES = ("logprobs", "old_logprobs", "ref_logprobs", "entropies", "sampler_lo
 
 def collect(p: Partials, v: StepView) -> None:
     """Means and extremes over tokens, the histogram of entropies, and values that are not finite."""
-    parts = [_part(v, groups) for groups in _splits(v.record)]
+    parts = [_part(p, v, groups) for groups in _splits(v.record)]
     p.ratios(_MEANS, _joined(part.totals for part in parts), _joined(part.counts for part in parts))
     maxima = reduce(torch.maximum, (part.maxima for part in parts))
     for name, value in zip(_MAXIMA, maxima.unbind(), strict=True):
@@ -52,7 +51,6 @@ def collect(p: Partials, v: StepView) -> None:
     tokens = sum(part.tokens for part in parts)
     for source in _SOURCES:
         p.ratio(f"nonfinite_count_{source}", broken.get(source, 0.0), float(tokens if source in broken else 0))
-    p.vector("entropy", _joined(part.entropies for part in parts))
 
 
 def _joined(parts: Iterable[Tensor]) -> Tensor:
@@ -86,7 +84,6 @@ class _Part:
     counts: Tensor  # [12]
     maxima: Tensor  # [3]
     broken: Tensor  # values that are not finite, of each source given
-    entropies: Tensor  # their histogram
 
 
 def _given(record: StepRecord) -> dict[str, Tensor]:
@@ -102,12 +99,13 @@ def _given(record: StepRecord) -> dict[str, Tensor]:
     return {name: values for name, values in every.items() if values is not None}
 
 
-def _part(v: StepView, groups: slice) -> _Part:
+def _part(p: Partials, v: StepView, groups: slice) -> _Part:
     record = v.record
     places = record.rollouts.completion_mask_PGL[groups].flatten().nonzero().squeeze(1)
     given = _given(record)
     tokens = torch.stack([t[groups].float() for t in given.values()]).flatten(1).index_select(1, places)
     rows = _rows(v, groups, places, dict(zip(given, tokens.unbind(), strict=True)))
+    p.sketch("entropy", rows[_MEANS.index("entropy")])
     lost = ~finite(rows)
     greatest = rows[: len(_MAXIMA)].masked_fill(lost[: len(_MAXIMA)], -torch.inf)
     return _Part(
@@ -116,7 +114,6 @@ def _part(v: StepView, groups: slice) -> _Part:
         counts=len(places) - lost.sum(1),
         maxima=greatest.amax(1) if len(places) else rows.new_full((len(_MAXIMA),), -torch.inf),
         broken=(~finite(tokens)).sum(1),
-        entropies=sketches([(rows[_MEANS.index("entropy")], False)])[0],
     )
 
 

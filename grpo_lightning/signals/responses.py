@@ -14,6 +14,7 @@ __all__ = ["NGRAM", "collect", "derive", "distinct", "ngram_repetition", "prefix
 
 NGRAM = 4
 _POSITIVE = 2**63 - 1
+_DIRECT = 2**15  # comparisons that cost less than the calls they save
 _SHARES = (
     "reward_conflict_fraction",
     "truncated_fraction",
@@ -72,11 +73,29 @@ def distinct(hashes: Tensor, held: Tensor) -> Tensor:
 def prefix_overlap(hashes_PGL: Tensor, lengths_PG: Tensor) -> Tensor:
     """Mean over the pairs of a group of their longest common prefix, over the group's mean length, float64 [P].
 
-    Found by bisection over the hashes of prefixes: equal up to a length means equal at every shorter one.
+    Every prefix of every pair is compared where they are few, which is fewer operations; else by bisection.
     """
     groups, size, length = hashes_PGL.shape
     if size < 2 or not groups:
         return torch.full((groups,), torch.nan, dtype=torch.float64, device=hashes_PGL.device)
+    direct = groups * size * size * length <= _DIRECT
+    shared_P = (_shared_directly if direct else _shared_by_bisection)(hashes_PGL, lengths_PG)
+    return shared_P / lengths_PG.double().mean(1)
+
+
+def _shared_directly(hashes_PGL: Tensor, lengths_PG: Tensor) -> Tensor:
+    """The pairs' mean number of common prefixes: each pair counted from both sides, and each completion with itself."""
+    size, length = hashes_PGL.shape[1:]
+    within_PGL = torch.arange(length, device=hashes_PGL.device) < lengths_PG.unsqueeze(-1)
+    equal_PGGL = hashes_PGL.unsqueeze(2) == hashes_PGL.unsqueeze(1)
+    equal_PGGL &= within_PGL.unsqueeze(2)
+    equal_PGGL &= within_PGL.unsqueeze(1)
+    return (equal_PGGL.sum((1, 2, 3)) - lengths_PG.sum(1)).double() / (size * (size - 1))
+
+
+def _shared_by_bisection(hashes_PGL: Tensor, lengths_PG: Tensor) -> Tensor:
+    """The pairs' mean longest common prefix: equal up to a length means equal at every shorter one."""
+    groups, size, length = hashes_PGL.shape
     steps = length.bit_length()
     flat_PX = _padded(hashes_PGL, lengths_PG, 2**steps).flatten(1)
     i, j = torch.triu_indices(size, size, 1, device=hashes_PGL.device) << steps
@@ -86,8 +105,7 @@ def prefix_overlap(hashes_PGL: Tensor, lengths_PG: Tensor) -> Tensor:
         trial = at + step
         equal = flat_PX.gather(1, trial) == flat_PX.gather(1, trial + apart)
         at = torch.where(equal, trial, at)
-    shared_P: Tensor = (at - start).double().mean(1)
-    return shared_P / lengths_PG.double().mean(1)
+    return (at - start).double().mean(1)
 
 
 def _padded(hashes_PGL: Tensor, lengths_PG: Tensor, width: int) -> Tensor:

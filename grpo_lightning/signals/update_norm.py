@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -53,47 +54,68 @@ class UpdateNorm:
 
     def __init__(self, *, exact_up_to: int = 50_000_000, sample_size: int = 1_000_000, seed: int = 0) -> None:
         self._exact_up_to, self._sample_size, self._seed = exact_up_to, sample_size, seed
-        self._places: list[Tensor | None] | None = None
-        self._before: list[Tensor] = []
-        self._scales: list[float] = []  # size / compared, of each tensor
-        self._weights: list[Tensor] = []  # norms before the update
+        self._sizes: list[int] | None = None
+        self._places: list[Tensor | None] = []
+        self._before: list[Tensor] = []  # one for each tensor, parts of `_flat`
+        self._flat: list[Tensor] = []  # one for each device
+        self._scales: list[Tensor | None] = []  # size / compared, for each coordinate; None: 1
+        self._weights: list[Tensor] = []  # squared norms before the update
 
     @torch.no_grad()
     def before(self, parameters: Iterable[Tensor]) -> None:
         """Remember the weights."""
         trained = _trained(parameters)
-        if self._places is None or len(self._places) != len(trained):
-            self._places = self._choose(trained)
-            self._before = [_room(p, at) for p, at in zip(trained, self._places, strict=True)]
-            self._scales = [p.numel() / kept.numel() for p, kept in zip(trained, self._before, strict=True)]
-        if not trained:
-            return
-        torch._foreach_copy_(self._before, _taken(trained, self._places))
-        self._weights = list(torch._foreach_norm(self._before))
+        if self._sizes != [p.numel() for p in trained]:
+            self._prepare(trained)
+        if trained:
+            torch._foreach_copy_(self._before, _taken(trained, self._places))
+        self._weights = self._squares()
 
     @torch.no_grad()
     def after(self, parameters: Iterable[Tensor], *, share: float = 1.0) -> UpdateSize:
         """The size of the change since `before`, with one device-to-host copy. Forgets what was remembered."""
         trained = _trained(parameters)
-        if self._places is None or len(self._places) != len(trained):
+        if self._sizes is None or len(self._sizes) != len(trained):
             raise UsageError(
                 f"{len(trained)} trained tensors after the update, {len(self._before)} before: give before() the same ones."
             )
         if not trained:
             return UpdateSize(update_squares=0.0, weight_squares=0.0, share=share)
         torch._foreach_sub_(self._before, _taken(trained, self._places))
-        norms = [*torch._foreach_norm(self._before), *self._weights]
-        if len({n.device for n in norms}) > 1:
-            norms = [n.cpu() for n in norms]
-        squares = torch.stack(norms).double().square().tolist()
-        return UpdateSize(
-            update_squares=self._scaled(squares[: len(trained)]),
-            weight_squares=self._scaled(squares[len(trained) :]),
-            share=share,
-        )
+        squares = [*self._squares(), *self._weights]
+        found = torch.stack([s.to(squares[0].device) for s in squares]).tolist()
+        half = len(found) // 2
+        return UpdateSize(update_squares=sum(found[:half]), weight_squares=sum(found[half:]), share=share)
 
-    def _scaled(self, squares: list[float]) -> float:
-        return sum(scale * square for scale, square in zip(self._scales, squares, strict=True))
+    def _squares(self) -> list[Tensor]:
+        """The squared norm of what is kept on each device, float64."""
+        return [
+            torch.linalg.vector_norm(flat).double().square()
+            if scales is None
+            else (flat.square() * scales).sum(dtype=torch.float64)
+            for flat, scales in zip(self._flat, self._scales, strict=True)
+        ]
+
+    def _prepare(self, trained: list[Tensor]) -> None:
+        """Choose coordinates and make room for them, in one piece on each device."""
+        self._sizes, self._places = [p.numel() for p in trained], self._choose(trained)
+        self._before, self._flat, self._scales = list(trained), [], []
+        for device in dict.fromkeys(p.device for p in trained):
+            here = [i for i, p in enumerate(trained) if p.device == device]
+            shapes = [trained[i].shape if (at := self._places[i]) is None else at.shape for i in here]
+            counts = [shape.numel() for shape in shapes]
+            dtype = reduce(torch.promote_types, (trained[i].dtype for i in here), torch.float32)
+            flat = torch.empty(sum(counts), dtype=dtype, device=device)
+            for i, part, shape in zip(here, flat.split(counts), shapes, strict=True):
+                self._before[i] = part.view(shape)
+            self._flat.append(flat)
+            self._scales.append(self._scales_of(here, counts, flat))
+
+    def _scales_of(self, here: list[int], counts: list[int], flat: Tensor) -> Tensor | None:
+        if self._sizes is None or all(self._places[i] is None for i in here):
+            return None
+        each = [self._sizes[i] / count for i, count in zip(here, counts, strict=True)]
+        return torch.tensor(each, dtype=flat.dtype).repeat_interleave(torch.tensor(counts)).to(flat.device)
 
     def _choose(self, trained: list[Tensor]) -> list[Tensor | None]:
         """Coordinates of each tensor; None for all of them."""
@@ -113,13 +135,6 @@ def _trained(parameters: Iterable[Tensor]) -> list[Tensor]:
     """What this rank holds of the trained weights, without empty tensors."""
     local = [p.to_local() if hasattr(p, "to_local") else p for p in parameters if p.requires_grad]
     return [p.detach() for p in local if p.numel()]
-
-
-def _room(parameter: Tensor, places: Tensor | None) -> Tensor:
-    """An empty copy of what is compared, at least float32."""
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    shape = parameter.shape if places is None else places.shape
-    return torch.empty(shape, dtype=dtype, device=parameter.device)
 
 
 def _taken(trained: list[Tensor], places: list[Tensor | None]) -> list[Tensor]:

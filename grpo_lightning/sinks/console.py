@@ -97,7 +97,11 @@ class ConsoleSink:
             live.stop()
 
     def _print(self, text: str) -> None:
-        self.console.print(Text(plain(text)), soft_wrap=True)
+        if self._draws:
+            self.console.print(Text(plain(text)), soft_wrap=True)
+            return
+        self.console.file.write(f"{plain(text)}\n")  # what rich would write, at a tenth of the cost of a step's line
+        self.console.file.flush()
 
     def _line(self, step: int, values: Mapping[str, float]) -> str:
         of = f"/{self._left.total}" if self._left.total else ""

@@ -21,6 +21,8 @@ def plain(text: str) -> str:
     >>> plain("a\x1b[31mb")
     'a\\x1b[31mb'
     """
+    if text.isascii() and text.isprintable():
+        return text
     return "".join(_written(c) if unicodedata.category(c) in _HIDDEN and c not in _KEPT else c for c in text)
 
 

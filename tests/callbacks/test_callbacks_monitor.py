@@ -26,7 +26,15 @@ OVER_STEPS = {
     *("kl_speed", "kl_acceleration", "kl_stairs", "grad_norm_ratio", "length_growth_per_hour", "source_shift"),
     *("update_norm", "update_to_weight", "update_norm_rolling", "monitor_seconds"),
 }
-NOT_HERE = {"eval_accuracy", "rollouts_resampled", "rank_overlap_fraction", "rank_advantage_gap"}
+NOT_HERE = {
+    "eval_accuracy",
+    "data_drift",
+    "environment_drift",
+    "reward_drift",
+    "rollouts_resampled",
+    "rank_overlap_fraction",
+    "rank_advantage_gap",
+}
 TWICE = {"num_iterations": 2}  # each batch serves two updates; the run stops between them
 NEEDS_LUCK = {"response_length_correct", "logprob_correct"}  # full marks
 

@@ -12,7 +12,7 @@ from grpo_lightning.errors import ConfigError
 from grpo_lightning.signals import CATALOGUE, TemporalState, UpdateSize, finish, measure, page_of, signal
 from grpo_lightning.signals.temporal import _LEAST_NORMS
 
-ELSEWHERE = {"monitor_seconds", "probe_seconds", "eval_accuracy", "rollouts_resampled"}
+ELSEWHERE = {"monitor_seconds", "probe_seconds", "eval_accuracy", "environment_drift", "data_drift", "reward_drift"}
 
 
 def _everything() -> set[str]:
