@@ -38,9 +38,9 @@ requirements: $(VENV)/.dev  ## compile requirements/*.in into pinned *.txt
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.base: requirements/base.txt pyproject.toml | $(VENV)/bin/python
+$(VENV)/.base: requirements/base.txt pyproject.toml plugins/snapshot/pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/base.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . -e plugins/snapshot/
 	touch $@
 
 $(VENV)/.dev: requirements/dev.txt pyproject.toml $(wildcard plugins/*/pyproject.toml) | $(VENV)/bin/python

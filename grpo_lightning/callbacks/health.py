@@ -121,6 +121,8 @@ class HealthMonitor(L.Callback):
         self._resume_from = resume_from
         self._raise = not _interactive() if raise_on_pause is None else raise_on_pause
         self._evaluation: dict[str, float] = {}  # measured since the last step
+        self._added: dict[str, float] = {}  # by other callbacks, for the next step
+        self._said: dict[str, str] = {}  # what is behind such a signal, in words
         self._pausing: Alert | None = None
         self._budgets: dict[str, Budget] = {}
         self._budget_state: dict[str, list[list[int]]] = {}  # of the checkpoint
@@ -162,13 +164,18 @@ class HealthMonitor(L.Callback):
         if evaluation is not None and not trainer.sanity_checking:
             self._evaluation = dict(evaluation.values)
 
+    def add_signal(self, name: str, value: float, *, said: str = "") -> None:
+        """A signal that is judged with the next step; `said` is added to the alerts that it raises."""
+        self._added[name] = value
+        self._said[name] = said
+
     # ---- steps
 
     def _on_step(self, row: StepRow, record: StepRecord) -> None:
         if not self.settings.enabled:
             return
-        values = dict(row.values) | self._evaluation
-        self._evaluation = {}
+        values = dict(row.values) | self._evaluation | self._added
+        self._evaluation, self._added = {}, {}
         groups = float(len(record.row_ids_P) * ranks.world_size())
         for change in self.judge.observe(Step(step=row.step, values=values, groups=groups)):
             self._tell(change, record)
@@ -255,7 +262,9 @@ class HealthMonitor(L.Callback):
         marks = "".join(f" In the baseline {mark.summary}." for mark in near if mark.signal == alert.signal)
         if change.change == "resolved":
             return f"resolved: {alert.rule} no longer holds."
-        return f"{alert.severity}, began about step {alert.onset_step}: {alert.summary}{marks} ({alert.cause}; {alert.action})"
+        said = f" {self._said[alert.signal]}." if self._said.get(alert.signal) else ""
+        where = f"{alert.severity}, began about step {alert.onset_step}"
+        return f"{where}: {alert.summary}{said}{marks} ({alert.cause}; {alert.action})"
 
     def _show(self) -> None:
         """The verdict where MLflow's table of runs can show and search it, and in words on the run's page."""

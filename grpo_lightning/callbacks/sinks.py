@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 import queue
@@ -30,7 +29,9 @@ class BackgroundSink:
     def __init__(self, sink: Sink, *, name: str, capacity: int = _CAPACITY) -> None:
         self.name = name
         self._sink = GuardedSink(sink, name=name)
-        self._rows: queue.Queue[StepRow | EventRow | None] = queue.Queue(capacity)
+        # Not queue.Queue: a Ctrl-C inside its put can leave its lock taken or its reader asleep for good.
+        self._rows: queue.SimpleQueue[StepRow | EventRow | None] = queue.SimpleQueue()
+        self._capacity = capacity
         self._full = False
         self._thread = threading.Thread(target=self._work, name=f"sink {name}", daemon=True)
         self._thread.start()
@@ -45,19 +46,18 @@ class BackgroundSink:
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Hand over what is left and close the sink; one that needs longer than `timeout` seconds is left behind."""
-        with contextlib.suppress(queue.Full):
-            self._rows.put(None, timeout=timeout)
+        self._rows.put(None)
         self._thread.join(timeout)
         if self._thread.is_alive():
             _log.warning("The sink %s is too slow: about %d rows did not reach it.", self.name, self._rows.qsize())
 
     def _put(self, row: StepRow | EventRow) -> None:
-        try:
-            self._rows.put_nowait(row)
-        except queue.Full:
-            if not self._full:
-                _log.warning("The sink %s is too slow: rows are left out. The journal has all of them.", self.name)
-            self._full = True
+        if self._rows.qsize() < self._capacity:
+            self._rows.put(row)
+            return
+        if not self._full:
+            _log.warning("The sink %s is too slow: rows are left out. The journal has all of them.", self.name)
+        self._full = True
 
     def _work(self) -> None:
         while (row := self._rows.get()) is not None:

@@ -41,9 +41,13 @@ def run_fit(argv: list[str]) -> int:
         run=cli.config_init["fit"]["run"],
         checkpoint=cli.config_init["fit"]["checkpoint"],
         health=cli.config_init["fit"]["health"],
+        snapshot=cli.config_init["fit"]["snapshot"],
+        accept_drift=config.get("accept_drift") or [],
+        note=config.get("note") or "",
         config_yaml=_config_yaml(cli, "fit"),
         resume_from=ckpt_path,
     )
+    cli.datamodule.accept_changes = "data" in (config.get("accept_drift") or [])
     cli.trainer.callbacks.extend([recorder, *others])
     cli.trainer.callbacks = cli.trainer._callback_connector._reorder_callbacks(cli.trainer.callbacks)
     cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=ckpt_path)
@@ -154,7 +158,8 @@ def _config_yaml(cli: Any, command: str) -> str:
     parser = cli._parser(command)
     config = cli.config[command].clone()
     config.pop("config", None)
-    config.pop("ckpt_path", None)
+    for once in ("ckpt_path", "accept_drift", "note"):  # they belong to this start alone
+        config.pop(once, None)
     text: str = parser.dump(config, skip_none=False, skip_check=True)
     return text
 

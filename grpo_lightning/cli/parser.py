@@ -68,11 +68,21 @@ class GrpoCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Our Trainer defaults, the run's settings, and the links between model and data."""
-        from grpo_lightning.callbacks import CheckpointSettings, HealthSettings, RunSettings
+        from grpo_lightning.callbacks import CheckpointSettings, HealthSettings, RunSettings, SnapshotSettings
 
         parser.set_defaults(TRAINER_DEFAULTS)
         parser.add_class_arguments(RunSettings, "run")
         parser.add_class_arguments(CheckpointSettings, "checkpoint")
         parser.add_class_arguments(HealthSettings, "health")
+        parser.add_class_arguments(SnapshotSettings, "snapshot")
+        parser.add_argument(
+            "--accept_drift",
+            type=list[str] | None,
+            default=None,
+            help="levels (environment, data, reward) that were changed on purpose since the run was last started",
+        )
+        parser.add_argument(
+            "--note", type=str | None, default=None, help="what was changed and why, with --accept_drift"
+        )
         parser.link_arguments("model.model", "data.model")
         parser.link_arguments("model.gguf_file", "data.gguf_file")

@@ -50,6 +50,7 @@ class RewardRunner:
             raise RewardError("There are no rewards: name at least one reward function.")
         self._functions = [load_function(spec) for spec in specs]
         self.names = [f.name for f in self._functions]
+        self.paths = [f.spec.path for f in self._functions]
         self.weights = [float(f.spec.weight) for f in self._functions]
         twice = sorted({n for n in self.names if self.names.count(n) > 1})
         if twice:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from grpo_lightning import shipped
 from grpo_lightning.errors import ConfigError, DataError
 from grpo_lightning.objective.batch import PromptBatch
 from grpo_lightning.training import ranks
@@ -98,6 +100,7 @@ class PromptDataModule(L.LightningDataModule):
         self.seed, self.bucket = seed, bucket
         self.updates_per_batch = 1  # set by the module
         self.dropped = 0  # training prompts over the length limit
+        self.accept_changes = False  # resume with other rows than the checkpoint's, at the next epoch
         self._train: _Prompts | None = None
         self._val: _Prompts | None = None
         self._sampler: PromptSampler | None = None
@@ -107,6 +110,19 @@ class PromptDataModule(L.LightningDataModule):
     def tokenizer(self) -> Any:
         """The tokenizer, padding on the left."""
         return load_tokenizer(self.tokenizer_name, gguf_file=self.gguf_file)
+
+    def snapshot_sources(self) -> list[str | tuple[str, Rows]]:
+        """What training and evaluation rows come from: paths, or a name and the rows where there is no file."""
+        found: list[str | tuple[str, Rows]] = []
+        for source, prompts in ((self.train_source, self._train), (self.val_source, self._val)):
+            if source is None:
+                continue
+            path = shipped.expand(source)
+            if Path(path).exists():
+                found.append(path)
+            elif prompts is not None:
+                found.append((source, prompts.rows))
+        return found
 
     def setup(self, stage: str) -> None:
         """Read and tokenize, once. Each fit begins at the first epoch, unless a checkpoint says otherwise."""
@@ -175,7 +191,7 @@ class PromptDataModule(L.LightningDataModule):
                 updates_per_batch=self.updates_per_batch,
             )
         if self._restored is not None:
-            self._sampler.load_state_dict(self._restored)
+            self._sampler.load_state_dict(self._restored, other_rows=self.accept_changes)
             self._restored = None
         return DataLoader(_Stream(self._train, self._sampler), batch_size=None)
 
@@ -232,7 +248,7 @@ class PromptDataModule(L.LightningDataModule):
         if not state_dict:
             return
         if self._sampler is not None:
-            self._sampler.load_state_dict(state_dict)
+            self._sampler.load_state_dict(state_dict, other_rows=self.accept_changes)
         else:
             self._restored = dict(state_dict)
 

@@ -129,15 +129,19 @@ class PromptSampler:
         """The position and what gives it its meaning, plain integers."""
         return {name: int(getattr(self, name)) for name in _FIXED} | {"epoch": self.epoch, "done": self.done}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue at a saved position."""
+    def load_state_dict(self, state: dict[str, int], *, other_rows: bool = False) -> None:
+        """Continue at a saved position; where the rows were changed on purpose, at the next epoch."""
         own = self.state_dict()
-        for name in _FIXED:
-            if state[name] != own[name]:
-                raise ConfigError(
-                    f"The checkpoint was written with {name} {state[name]} in its data and this run has {own[name]}: "
-                    f"resume with the same, or start a new run."
-                )
+        changed = [name for name in _FIXED if state[name] != own[name]]
+        if changed == ["rows"] and other_rows:
+            self.epoch, self.done = state["epoch"] + 1, 0
+            return
+        for name in changed:
+            hint = " or say --accept_drift '[data]' --note 'why'," if name == "rows" else ""
+            raise ConfigError(
+                f"The checkpoint was written with {name} {state[name]} in its data and this run has {own[name]}: "
+                f"resume with the same,{hint} or start a new run."
+            )
         self.epoch, self.done = state["epoch"], state["done"]
 
 
