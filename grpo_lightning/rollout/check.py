@@ -138,7 +138,7 @@ def _random_rollouts(model: nn.Module) -> Rollouts:
         completion_ids_PGL=completion_ids_PGL,
         completion_mask_PGL=torch.ones_like(completion_ids_PGL, dtype=torch.bool),
         terminated_PG=torch.ones(3, 2, dtype=torch.bool, device=device),
-        sampler_logprobs_PGL=torch.zeros(3, 2, 4, device=device),
+        sampler_logprobs_PGL=torch.zeros(3, 2, 4, dtype=torch.float32, device=device),
     )
 
 
@@ -148,7 +148,7 @@ def _gradients(model: nn.Module, logprobs: Tensor) -> list[Tensor | None]:
     if not matrices or not logprobs.requires_grad:
         return []
     spread = matrices[:: max(1, len(matrices) // _PARAMETERS)]
-    weights = torch.linspace(-1, 1, logprobs.numel(), device=logprobs.device).view_as(logprobs)
+    weights = torch.linspace(-1, 1, logprobs.numel(), dtype=logprobs.dtype, device=logprobs.device).view_as(logprobs)
     return list(torch.autograd.grad((logprobs * weights).sum(), spread, allow_unused=True))
 
 

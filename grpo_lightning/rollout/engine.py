@@ -35,7 +35,7 @@ class SamplingConfig:
         _require(
             math.isfinite(self.temperature) and self.temperature > 0,
             f"sampling.temperature is {self.temperature}: it divides the logits, so give a finite value above 0 "
-            f"(for argmax, set greedy).",
+            f"(evaluation is greedy whatever it is).",
         )
         _require(
             0 < self.top_p <= 1,

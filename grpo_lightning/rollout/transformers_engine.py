@@ -64,7 +64,7 @@ def _decode(decoder: Decoder, sampling: SamplingConfig, seeds_PG: Tensor) -> tup
     sampler = TokenSampler(sampling, seeds_PG.reshape(-1))
     eos = torch.tensor(sampling.eos_ids, dtype=torch.int64, device=device)
     ids_TN = torch.full((limit, count), sampling.pad_id, dtype=torch.int64, device=device)
-    logprobs_TN = torch.zeros(limit, count, device=device)
+    logprobs_TN = torch.zeros(limit, count, dtype=torch.float32, device=device)
     rows_PG = torch.arange(count, device=device).view(seeds_PG.shape)  # the rollouts that are still sampled
     ended_PG = torch.zeros_like(rows_PG, dtype=torch.bool)
     logits_PGV = decoder.start()
