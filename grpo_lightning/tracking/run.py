@@ -11,8 +11,10 @@ import hashlib
 import json
 import logging
 import os
+import random
 import time as clock
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -95,7 +97,10 @@ class MLflowRun:
         client = make_client(uri)
         experiment_id = _experiment(client, uri, experiment)
         given = {"grpo.status": "running", **{key: redact_text(value) for key, value in (tags or {}).items()}}
-        made = _ask(uri, lambda: client.create_run(experiment_id, tags=resolve_tags(given), run_name=name), again=False)
+        with _own_dice():
+            made = _ask(
+                uri, lambda: client.create_run(experiment_id, tags=resolve_tags(given), run_name=name), again=False
+            )
         run = cls(
             client,
             tracking_uri=uri,
@@ -344,6 +349,17 @@ def _ask(uri: str, action: Callable[[], _T], *, again: bool = True) -> _T:
             clock.sleep(0.5)
             return _ask(uri, action, again=False)
         raise kind(f"MLflow at {redact_text(uri)}: {redact_text(str(error))}") from error
+
+
+@contextmanager
+def _own_dice() -> Iterator[None]:
+    """MLflow makes up names with `random`, which a run's seed sets: every run would have the same one."""
+    state = random.getstate()
+    random.seed()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def _restore(run_id: str) -> str:

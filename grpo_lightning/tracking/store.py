@@ -26,6 +26,7 @@ __all__ = ["TRACKING_VARIABLE", "connect", "make_client", "prepare_store", "reso
 
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 _PREFIX = "sqlite:///"
+_SERVICES = ("databricks", "databricks-uc", "uc")  # names that MLflow knows; whatever follows a colon is their profile
 
 
 def resolve_tracking_uri(uri: str | None = None, *, recorded: str | None = None) -> str:
@@ -62,9 +63,9 @@ def prepare_store(uri: str) -> None:
         with FileLock(f"{path}.lock", timeout=600):
             if not path.exists() or path.stat().st_size == 0:
                 _make_store(path)
-    except OSError as error:
+    except Exception as error:  # OSError, SQLite, SQLAlchemy: whatever a full disk comes out as
         raise UsageError(
-            f"Can't make the MLflow store {path}: {error.strerror or error}. "
+            f"Can't make the MLflow store {path}: {_reason(error)}. "
             f"Set {TRACKING_VARIABLE} to a writable {_PREFIX} path or to a server."
         ) from error
 
@@ -72,12 +73,11 @@ def prepare_store(uri: str) -> None:
 def connect(uri: str) -> MlflowClient:
     """A client of `uri`; a SQLite store is made when missing, a server is not asked anything yet."""
     from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
 
     prepare_store(uri)
     try:
         return MlflowClient(tracking_uri=uri)
-    except MlflowException as error:
+    except Exception as error:  # MLflow passes on what SQLAlchemy says of a file that is no database
         raise UsageError(_explain(uri, redact_text(str(error)))) from error
 
 
@@ -120,11 +120,20 @@ def _make_store(path: Path) -> None:
 
 def _refuse_files(uri: str) -> None:
     scheme = urlsplit(uri).scheme
+    if uri in _SERVICES:
+        return
     if (not scheme or scheme == "file") and os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() != "true":
         raise UsageError(
             f"MLflow no longer writes to the file store {redact_text(uri)!r}. Give {_PREFIX}mlflow.db, or "
             "a server's address."
         )
+
+
+def _reason(error: Exception) -> str:
+    """SQLAlchemy puts the whole statement behind what the database said."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
 
 
 def _query(uri: str) -> str:
@@ -136,4 +145,5 @@ def _explain(uri: str, text: str) -> str:
     shown = redact_text(uri)
     if "out-of-date database schema" in text:
         return f"The MLflow store {shown} was made by another MLflow. Upgrade it: mlflow db upgrade '{shown}'."
-    return f"The MLflow store {shown} can't be used: {text}"
+    reason = (text.strip().splitlines() or ["no reason given"])[0]
+    return f"The MLflow store {shown} can't be used ({reason}): set {TRACKING_VARIABLE} to another one."

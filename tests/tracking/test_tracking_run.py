@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import socket
 from pathlib import Path
 
@@ -53,6 +54,18 @@ def test_a_deleted_experiment_is_named(run):
     make_client(run.tracking_uri).delete_experiment(run.experiment_id)
     with pytest.raises(UsageError, match=r"'exp' is deleted.*mlflow experiments restore --experiment-id"):
         MLflowRun.create(experiment="exp")
+
+
+def test_runs_of_one_seed_differ_in_name(workdir):
+    """MLflow makes names up with `random`, which a run's seed has set; and it must not move the run's random numbers."""
+    names, next_numbers = [], []
+    for _ in range(3):
+        random.seed(0)
+        names.append(MLflowRun.create(experiment="e").name)
+        next_numbers.append(random.random())
+    assert len(set(names)) == 3
+    random.seed(0)
+    assert set(next_numbers) == {random.random()}
 
 
 def test_runs_side_by_side_differ_in_colour(workdir):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -46,6 +47,32 @@ def test_a_place_that_can_not_be_written(here):
     (here / "file").write_text("")
     with pytest.raises(UsageError, match=r"Can't make the MLflow store .*writable"):
         make_client("sqlite:///file/mlflow.db")
+
+
+@pytest.mark.parametrize("service", ["databricks", "databricks-uc", "databricks://profile"])
+def test_a_service_is_no_folder(here, service):
+    assert resolve_tracking_uri(service) == service
+
+
+def test_a_file_that_is_no_store_is_named(here):
+    (here / "mlflow.db").write_text("nonsense " * 100)
+    with pytest.raises(UsageError, match=r"mlflow.db can't be used \(.*not a database\): set MLFLOW") as caught:
+        make_client(resolve_tracking_uri())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="no limit of file sizes here")
+def test_a_disk_that_is_full_is_one_sentence(here):
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "from grpo_lightning.errors import UsageError; from grpo_lightning.tracking import prepare_store\n"
+        "try: prepare_store('sqlite:///mlflow.db')\n"
+        "except UsageError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Can't make the MLflow store ")
+    assert len(done.stdout.strip().splitlines()) == 1
 
 
 def test_a_server_that_is_away_is_said_in_seconds_and_without_its_password(here):
