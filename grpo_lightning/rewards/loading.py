@@ -116,7 +116,7 @@ def _instance(cls: type, spec: RewardSpec) -> Any:
 
 def _module(name: str, path: str) -> ModuleType:
     if name.endswith(".py"):
-        return _file_module(Path(name), path)
+        return _file_module(Path(name).expanduser(), path)
     _look_in(Path.cwd())
     try:
         return importlib.import_module(name)

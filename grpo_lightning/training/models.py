@@ -56,7 +56,6 @@ def _with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
         target_modules=lora.target_modules,
         task_type="CAUSAL_LM",
     )

@@ -34,7 +34,7 @@ from grpo_lightning.rollout import RolloutEngine, make_engine, score_completions
 from grpo_lightning.training import ranks, rng
 from grpo_lightning.training.evaluation import Evaluation, GreedyEvaluator
 from grpo_lightning.training.models import Reference, load_policy
-from grpo_lightning.training.optim import build_optimizer, clip_gradients
+from grpo_lightning.training.optim import build_optimizer, check_eps, clip_gradients
 from grpo_lightning.training.settings import (
     AdvantageSettings,
     KLSettings,
@@ -43,6 +43,7 @@ from grpo_lightning.training.settings import (
     RecoverySettings,
     SamplingSettings,
     check_counts,
+    check_seed,
 )
 from grpo_lightning.training.tokenizer import load_tokenizer
 from grpo_lightning.training.window import Collector, RolloutWindow
@@ -96,6 +97,7 @@ class GRPOModule(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         check_counts(group_size, num_iterations, num_minibatches, micro_batch_groups, rewards)
+        check_seed(seed)
         self.group_size, self.num_iterations, self.num_minibatches = group_size, num_iterations, num_minibatches
         self.micro_batch_groups, self.seed = micro_batch_groups, seed
         self.loss_config, self.kl, self.optimizer_settings, self.recovery = loss, kl, optimizer, recovery
@@ -150,8 +152,19 @@ class GRPOModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW over the trainable parameters, with a schedule that counts optimizer steps."""
-        steps = int(self.trainer.estimated_stepping_batches)
-        return build_optimizer(self.policy, self.optimizer_settings, total_steps=steps)
+        check_eps(self.policy, self.optimizer_settings.eps)
+        return build_optimizer(self.policy, self.optimizer_settings, total_steps=self._total_steps())
+
+    def _total_steps(self) -> int:
+        steps = self.trainer.estimated_stepping_batches
+        if math.isfinite(steps):
+            return int(steps)
+        if self.optimizer_settings.schedule != "constant":
+            raise ConfigError(
+                f"optimizer.schedule is {self.optimizer_settings.schedule!r} and training has no end: set trainer.max_steps, "
+                f"or schedule: constant."
+            )
+        return 1
 
     def on_fit_start(self) -> None:
         """Put the reference where the policy is."""

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from grpo_lightning.errors import ConfigError
 from grpo_lightning.training.settings import OptimizerSettings
 
-__all__ = ["build_optimizer", "clip_gradients"]
+__all__ = ["build_optimizer", "check_eps", "clip_gradients"]
 
 
 def build_optimizer(policy: nn.Module, settings: OptimizerSettings, *, total_steps: int) -> dict[str, Any]:
@@ -40,3 +41,13 @@ def clip_gradients(policy: nn.Module, max_norm: float | None) -> tuple[float, fl
     norm: Any = torch.nn.utils.clip_grad_norm_(parameters, limit)
     before = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
     return before, before if not before > limit else limit
+
+
+def check_eps(policy: nn.Module, eps: float) -> None:
+    """Raise where AdamW's eps is 0 in the trained weights' dtype: 0 / 0 then puts NaN into every weight without gradient."""
+    for dtype in {p.dtype for p in policy.parameters() if p.requires_grad}:
+        if not torch.tensor(eps, dtype=dtype) > 0:
+            raise ConfigError(
+                f"optimizer.eps is {eps}, which is 0 in {str(dtype).removeprefix('torch.')}, the dtype of the trained weights: "
+                f"train in float32 or bfloat16, or raise eps above {torch.finfo(dtype).tiny:.0e}."
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any, Literal
 
 from grpo_lightning.errors import ConfigError
@@ -16,6 +17,7 @@ __all__ = [
     "RecoverySettings",
     "SamplingSettings",
     "check_counts",
+    "check_seed",
 ]
 
 
@@ -62,7 +64,11 @@ class KLSettings:
     reference_sync_mix: float = 1.0  # share of the policy in the new reference
 
     def __post_init__(self) -> None:
-        _require(self.coef >= 0, f"kl.coef is {self.coef}: it must be 0 or more.")
+        _require(0 <= self.coef < inf, f"kl.coef is {self.coef}: it must be a finite number of 0 or more.")
+        _require(
+            self.reference_sync_steps >= 0,
+            f"kl.reference_sync_steps is {self.reference_sync_steps}: give a number of steps, or 0 for never.",
+        )
         _require(
             0 < self.reference_sync_mix <= 1,
             f"kl.reference_sync_mix is {self.reference_sync_mix}: it must be above 0 and at most 1.",
@@ -80,10 +86,10 @@ class LoraSettings:
     r: int = 8
     alpha: int = 16
     target_modules: list[str] | str = "all-linear"
-    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         _require(self.r >= 1, f"lora.r is {self.r}: the rank must be 1 or more.")
+        _require(self.alpha >= 1, f"lora.alpha is {self.alpha}: the adapter's scale must be 1 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +105,15 @@ class OptimizerSettings:
     max_grad_norm: float | None = 1.0  # clip above this norm; null: never
 
     def __post_init__(self) -> None:
-        _require(self.lr > 0, f"optimizer.lr is {self.lr}: the learning rate must be above 0.")
+        _require(0 < self.lr < inf, f"optimizer.lr is {self.lr}: the learning rate must be a finite number above 0.")
+        _require(0 < self.eps < inf, f"optimizer.eps is {self.eps}: give a small number above 0, such as 1e-8.")
         _require(
-            len(self.betas) == 2, f"optimizer.betas is {self.betas}: AdamW takes two values, such as [0.9, 0.999]."
+            0 <= self.weight_decay < inf, f"optimizer.weight_decay is {self.weight_decay}: give 0 or more; 0 is none."
+        )
+        _require(self.warmup_steps >= 0, f"optimizer.warmup_steps is {self.warmup_steps}: give 0 or more.")
+        _require(
+            len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
+            f"optimizer.betas is {self.betas}: AdamW takes two values from 0 to below 1, such as [0.9, 0.999].",
         )
         _require(
             self.max_grad_norm is None or self.max_grad_norm > 0,
@@ -156,3 +168,8 @@ def check_counts(
         )
     if not rewards:
         raise ConfigError("model.rewards is empty: name at least one reward function.")
+
+
+def check_seed(seed: int) -> None:
+    """Raise where a seed is not a number that fits an int64."""
+    _require(0 <= seed < 2**63, f"model.seed is {seed}: give a number from 0 to 2^63 - 1.")

@@ -59,7 +59,7 @@ def require_column(rows: Rows, column: str, source: str) -> None:
 
 
 def _file(path: str) -> Rows:
-    where = Path(path)
+    where = Path(path).expanduser()
     if where.is_dir():
         return _saved(where)
     if not where.is_file():
@@ -95,20 +95,23 @@ def _text(path: Path) -> str:
 def _row(text: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where} is not JSON ({error.msg}): each line must be one JSON object.") from error
+    except (ValueError, RecursionError) as error:  # not JSON, or a number or a nesting beyond what Python reads
+        raise DataError(f"{where} is not JSON ({_json_fault(error)}): each line must be one JSON object.") from error
     if not isinstance(row, dict):
         raise DataError(f"{where} is a JSON {type(row).__name__}: each line must be one JSON object.")
     return row
 
 
 def _json(path: Path) -> Rows:
+    text = _text(path)
     try:
-        rows = json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        hint = "; with one object a line, name it .jsonl" if error.msg == "Extra data" else ""
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        fault = _json_fault(error)
+        place = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        hint = "; with one object a line, name it .jsonl" if fault == "Extra data" else ""
         raise DataError(
-            f"{str(path)!r} is not JSON ({error.msg}, line {error.lineno}): it must be a JSON list of objects{hint}."
+            f"{str(path)!r} is not JSON ({fault}{place}): it must be a JSON list of objects{hint}."
         ) from error
     if not isinstance(rows, list):
         raise DataError(f"{str(path)!r} is a JSON {type(rows).__name__}: it must be a JSON list of objects.")
@@ -116,6 +119,10 @@ def _json(path: Path) -> Rows:
         if not isinstance(row, dict):
             raise DataError(f"Row {number} of {str(path)!r} is a JSON {type(row).__name__}: each must be an object.")
     return rows
+
+
+def _json_fault(error: Exception) -> str:
+    return error.msg if isinstance(error, json.JSONDecodeError) else _reason(error)
 
 
 def _csv(path: Path) -> Rows:

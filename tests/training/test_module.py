@@ -50,7 +50,7 @@ def data(model_path: Path, prompts: Path, **changes: Any) -> PromptDataModule:
     return PromptDataModule(**(settings | changes))
 
 
-def trainer(tmp_path: Path, steps: int, callbacks: list[L.Callback] | None = None) -> L.Trainer:
+def trainer(tmp_path: Path, steps: int, callbacks: list[L.Callback] | None = None, **more: Any) -> L.Trainer:
     return L.Trainer(
         max_steps=steps,
         max_epochs=-1,
@@ -62,6 +62,7 @@ def trainer(tmp_path: Path, steps: int, callbacks: list[L.Callback] | None = Non
         use_distributed_sampler=False,
         callbacks=callbacks,
         default_root_dir=tmp_path,
+        **more,
     )
 
 
@@ -215,16 +216,27 @@ BAD = {
     "group of one": ({"group_size": 1}, r"group_size is 1.*at least 2"),
     "no rewards": ({"rewards": []}, r"rewards is empty"),
     "zero passes": ({"num_iterations": 0}, r"num_iterations is 0"),
+    "an infinite coefficient": (lambda: {"kl": KLSettings(use="loss", coef=float("inf"))}, r"kl.coef is inf"),
+    "a negative interval": (lambda: {"kl": KLSettings(reference_sync_steps=-2)}, r"reference_sync_steps is -2"),
+    "no eps": (lambda: {"optimizer": OptimizerSettings(eps=0.0)}, r"optimizer.eps is 0"),
+    "a negative warm-up": (lambda: {"optimizer": OptimizerSettings(warmup_steps=-1)}, r"warmup_steps is -1"),
+    "a negative decay": (lambda: {"optimizer": OptimizerSettings(weight_decay=-1.0)}, r"weight_decay is -1"),
+    "a negative scale of LoRA": (lambda: {"lora": LoraSettings(alpha=-1)}, r"lora.alpha is -1"),
+    "a seed beyond int64": ({"seed": 2**63}, r"model.seed is 9223372036854775808"),
     "context too short": ({"sampling": SamplingSettings(max_new_tokens=500)}, r"500.*64|64.*500"),
 }
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD.keys())
 def test_settings_that_cannot_hold_say_so(
-    tmp_path: Path, model_path: Path, prompts: Path, changes: dict[str, Any], message: str
+    tmp_path: Path, model_path: Path, prompts: Path, changes: Any, message: str
 ) -> None:
+    def fit() -> None:
+        given = changes() if callable(changes) else changes
+        trainer(tmp_path, 1).fit(module(model_path, **given), datamodule=data(model_path, prompts))
+
     with pytest.raises(ConfigError, match=message):
-        trainer(tmp_path, 1).fit(module(model_path, **changes), datamodule=data(model_path, prompts))
+        fit()
 
 
 def test_batch_scaling_and_kl_in_the_reward_train(tmp_path: Path, model_path: Path, prompts: Path) -> None:
@@ -246,3 +258,24 @@ def test_the_record_says_where_the_loss_really_clips(tmp_path: Path, model_path:
     m = module(model_path, loss=LossConfig(loss="cispo", cispo_max=5.0))
     trainer(tmp_path, 1, [seen]).fit(m, datamodule=data(model_path, prompts))
     assert (seen.all[0].clip_low, seen.all[0].clip_high) == (1.0, 4.0)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
+def test_precisions_train(tmp_path: Path, model_path: Path, prompts: Path, precision: Any) -> None:
+    """The -true ones change torch's default dtype, and the sampler keeps its log-probs in float32 whatever that is."""
+    seen = Records()
+    t = trainer(tmp_path, 3, [seen], precision=precision)
+    t.fit(module(model_path, kl=KLSettings(use="loss")), datamodule=data(model_path, prompts))
+    for record in seen.all:
+        assert record.rollouts.sampler_logprobs_PGL.dtype == torch.float32
+        assert not record.update_skipped
+        mask = record.rollouts.completion_mask_PGL
+        gap = (record.rollouts.sampler_logprobs_PGL - record.logprobs_PGL.float())[mask].abs().max()
+        assert gap < (1e-4 if precision == "64-true" else 0.1)
+
+
+def test_training_without_an_end_goes_on_until_it_is_stopped(tmp_path: Path, model_path: Path, prompts: Path) -> None:
+    seen = Records()
+    t = trainer(tmp_path, -1, [seen], max_time={"seconds": 1})
+    t.fit(module(model_path), datamodule=data(model_path, prompts))
+    assert len(seen.all) > 3
