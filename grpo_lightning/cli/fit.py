@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _NOISE = (
     "Using ModelCheckpoint with manual optimization.*",
     "You're resuming from a checkpoint that ended.*",  # the data module holds the position
     "Total length of `list` across ranks is zero.*",
+    "Be aware that when using `ckpt_path`.*",  # `validate` needs none of the callbacks
     "The dirpath has changed.*",
     ".*is deprecated and will be removed.*",
 )
@@ -33,12 +35,15 @@ _NOISE = (
 def run_fit(argv: list[str]) -> int:
     """Train, or continue from a checkpoint; with no config, the shipped example or the checkpoint's own config."""
     from grpo_lightning.callbacks import run_callbacks
+    from grpo_lightning.cli.checkpoint import checked_checkpoint
+    from grpo_lightning.training.checkpoint_io import write_atomically
 
     cli = _build("fit", _with_config(argv))
     config = cli.config["fit"]
-    ckpt_path = _existing(config.get("ckpt_path"))
+    ckpt_path = checked_checkpoint(config.get("ckpt_path"), cli.model, max_steps=cli.trainer.max_steps)
+    write_atomically(cli.trainer.strategy)
     recorder, *others = run_callbacks(
-        run=cli.config_init["fit"]["run"],
+        run=_at_home(cli.config_init["fit"]["run"]),
         checkpoint=cli.config_init["fit"]["checkpoint"],
         health=cli.config_init["fit"]["health"],
         snapshot=cli.config_init["fit"]["snapshot"],
@@ -56,12 +61,18 @@ def run_fit(argv: list[str]) -> int:
 
 def run_validate(argv: list[str]) -> int:
     """Greedy evaluation of a checkpoint, or of the untrained model when none is named."""
+    from grpo_lightning.cli.checkpoint import checked_checkpoint
+
     cli = _build("validate", _with_config(argv))
-    ckpt_path = _existing(cli.config["validate"].get("ckpt_path"))
+    ckpt_path = checked_checkpoint(cli.config["validate"].get("ckpt_path"), cli.model)
     cli.trainer.validate(cli.model, datamodule=cli.datamodule, ckpt_path=ckpt_path, verbose=False)
     if cli.trainer.is_global_zero and cli.model.last_evaluation is not None:
         _print_evaluation(cli.model.last_evaluation)
     return 0
+
+
+def _at_home(run: Any) -> Any:
+    return replace(run, dir=str(Path(run.dir).expanduser()))
 
 
 def _print_evaluation(evaluation: Any) -> None:
@@ -102,6 +113,8 @@ def _build(command: str, argv: list[str]) -> Any:
 
 def _quiet_libraries() -> None:
     """What Lightning and transformers say about themselves at start-up hides what the user must read."""
+    import lightning.pytorch  # noqa: F401 - it sets its loggers' levels when it is imported
+
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     for message in _NOISE:
@@ -122,7 +135,8 @@ def _with_config(argv: list[str]) -> list[str]:
     ckpt_path = _value_of(argv, "--ckpt_path")
     if ckpt_path is None:
         return ["--config", shipped.expand(DEFAULT_CONFIG), *argv]
-    own = Path(ckpt_path).resolve().parent.parent / "config.yaml"
+    checkpoint = Path(ckpt_path).expanduser()
+    own = checkpoint.resolve().parent.parent / "config.yaml"
     if not own.is_file():
         raise ConfigError(
             f"No config.yaml lies in the run directory of {ckpt_path!r}: name the run's config with --config."
@@ -141,16 +155,6 @@ def _value_of(argv: list[str], flag: str) -> str | None:
         if arg == flag and i + 1 < len(argv):
             return argv[i + 1]
     return None
-
-
-def _existing(ckpt_path: Any) -> str | None:
-    if ckpt_path is None:
-        return None
-    if not Path(str(ckpt_path)).exists():
-        raise ConfigError(
-            f"--ckpt_path {str(ckpt_path)!r} does not exist: name a file such as runs/RUN/checkpoints/last.ckpt."
-        )
-    return str(ckpt_path)
 
 
 def _config_yaml(cli: Any, command: str) -> str:

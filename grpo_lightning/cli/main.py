@@ -1,6 +1,7 @@
 """The command line: looks a command up, runs it, and turns what it raises into an exit code.
 
-0 fine; 1 findings; 2 wrong use or bad input (one sentence, no traceback); 75 the run was paused by an alert.
+0 fine; 1 findings; 2 wrong use or bad input (one sentence, no traceback); 75 the run was paused by an alert; 130 and 143
+ended by Ctrl-C and by SIGTERM.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ __all__ = ["COMMANDS", "main"]
 EXIT_USAGE = 2
 EXIT_PAUSED = 75
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 
 def _fit(argv: list[str]) -> int:
@@ -99,14 +101,36 @@ def _guarded(name: str, rest: list[str]) -> int:
     try:
         return _command(name)(rest)
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return _refused(error)
     except RunPaused as pause:
         print(pause, file=sys.stderr)
         return EXIT_PAUSED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except SystemExit as end:
+        return _exit_code(end)
+    except Exception as error:
+        if type(error).__name__ != "MisconfigurationException":  # Lightning's word for a setting that can't hold
+            raise
+        return _refused(error)
+
+
+def _refused(error: Exception) -> int:
+    """On one line, and plain: the text of a model or a file may be in it."""
+    from grpo_lightning.sinks.terminal import plain
+
+    print(f"error: {plain(' '.join(str(error).split()))}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _exit_code(end: SystemExit) -> int:
+    """Lightning ends an interrupted fit by an exit of 1, and one that got SIGTERM by a `SIGTERMException` without a code."""
+    if type(end).__name__ == "SIGTERMException":
+        return EXIT_TERMINATED
+    if isinstance(end.__context__, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    return end.code if isinstance(end.code, int) else int(end.code is not None)
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

@@ -14,9 +14,22 @@ __all__ = ["GrpoCLI", "GrpoParser"]
 
 _SPACES = re.compile(r"\s+")
 _UNKNOWN = re.compile(
-    r"unrecognized arguments?: (\S+)|key ['\"]?([\w.-]+)['\"]? is not expected|no action for key ['\"]([^'\"]+)", re.I
+    r"unrecognized arguments?: (\S+)|key ['\"]?([\w.-]+)['\"]? is not expected|no action for key ['\"]([^'\"]+)"
+    r"|option ['\"](\w+)['\"] is not accepted|does not accept option ['\"]([\w.-]+)['\"]",
+    re.I,
 )
 _LONGEST = 400
+_REWARD_KEYS = ("path", "weight", "name", "timeout_seconds", "on_error", "kwargs")
+_REWARDS = "give a list of rewards, such as [{path: exact_match, weight: 1.0}]"
+_HINTS = {"model.rewards": _REWARDS, "model.eval_rewards": _REWARDS}
+_ONE_OF = re.compile(
+    r"Does not validate against any of the Union subtypes .*?Errors: - (?!Expected)(.*?) "
+    r"- Expected a <class 'NoneType'> Given value type.*"
+)
+_OURS = {  # what Lightning calls a thing that the module does itself
+    "accumulate_grad_batches": (1, "model.micro_batch_groups"),
+    "gradient_clip_val": (None, "model.optimizer.max_grad_norm"),
+}
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "trainer.logger": False,
@@ -39,11 +52,11 @@ class GrpoParser(LightningArgumentParser):
     def _known_keys(self) -> list[str]:
         below = getattr(getattr(self, "_subcommands_action", None), "_name_parser_map", {}).values()
         own = [a.dest for a in self._actions if a.dest not in ("help", "print_config")]
-        return [*own, *(key for parser in below for key in parser._known_keys())]
+        return [*own, *_REWARD_KEYS, *(key for parser in below for key in parser._known_keys())]
 
 
 def _one_sentence(message: str, known: list[str]) -> str:
-    flat = _SPACES.sub(" ", message).strip()
+    flat = _ONE_OF.sub(r"\1", _SPACES.sub(" ", message).strip())
     unknown = _UNKNOWN.search(flat)
     if unknown:
         key = next(g for g in unknown.groups() if g).lstrip("-").split("=")[0]
@@ -52,11 +65,43 @@ def _one_sentence(message: str, known: list[str]) -> str:
         )
         hint = f"did you mean {near[0]!r}?" if near else "see --help for the known settings."
         return f"{key!r} is not a setting: {hint}"
-    return flat if len(flat) <= _LONGEST else flat[:_LONGEST] + " …"
+    hint = next((f": {hint}." for key, hint in _HINTS.items() if f'"{key}"' in flat), "")
+    return f"{flat if len(flat) <= _LONGEST else flat[:_LONGEST] + ' …'}{hint}"
 
 
 class GrpoCLI(LightningCLI):
     """`fit` and `validate`: constructors are the schema, YAML configs, overrides, ``--print_config``."""
+
+    def before_instantiate_classes(self) -> None:
+        """A whole number of steps between evaluations counts over epochs: prompt sets are often shorter than that."""
+        trainer = self.config[str(self.subcommand)].trainer
+        for name, (unset, ours) in _OURS.items():
+            if trainer[name] != unset:
+                raise ConfigError(f"trainer.{name} is {trainer[name]}: leave it out and set {ours}.")
+        if trainer.val_check_interval == 0:
+            raise ConfigError(
+                "trainer.val_check_interval is 0: give the steps between evaluations; limit_val_batches: 0 is none."
+            )
+        if isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch == 1:
+            trainer.check_val_every_n_epoch = None
+
+    def _parse_ckpt_path(self) -> None:
+        """Settings come from the run's config.yaml; Lightning would look for them in the checkpoint itself."""
+
+    def instantiate_classes(self) -> None:
+        """Make the objects; what jsonargparse and Lightning say of a value that can't hold, as one sentence."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            if "Union subtypes" not in str(error):
+                raise
+            raise ConfigError(_one_sentence(str(error), [])) from error
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> Any:
+        try:
+            return super()._instantiate_trainer(config, callbacks)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"The trainer can't be made: {_one_sentence(str(error), [])}") from error
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:

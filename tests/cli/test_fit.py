@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +135,23 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "unknown reward function": (["--model.rewards", '[{"path": "support.tiny:densse"}]'], "dense"),
     "reward of the wrong count": (["--model.rewards", '[{"path": "support.tiny:one_short"}]'], "15"),
     "prompt over the context": (["--model.sampling.max_new_tokens", "500"], "64"),
+    "typo in a reward": (["--model.rewards", '[{"path": "exact_match", "wieght": 1}]'], "weight"),
+    "reward without its keys": (["--model.rewards", '["exact_match"]'], "[{path: exact_match"),
+    "reward with escape codes": (["--model.rewards", '[{"path": "support.tiny:raises_escapes"}]'], "\\x1b[31mred"),
+    "infinite learning rate": (["--model.optimizer.lr", ".inf"], "finite"),
+    "betas of 1.5": (["--model.optimizer.betas", "[1.5, 0.9]"], "1.5"),
+    "LoRA of rank 0": (["--model.lora.r", "0"], "lora.r is 0"),
+    "Adam's eps is 0 in float16": (["--model.dtype", "float16"], "float16"),
+    "Lightning's accumulation": (["--trainer.accumulate_grad_batches", "2"], "model.micro_batch_groups"),
+    "Lightning's clipping": (["--trainer.gradient_clip_val", "1.0"], "model.optimizer.max_grad_norm"),
+    "no such strategy": (["--trainer.strategy", "dpp"], "dpp"),
+    "no such precision": (["--trainer.precision", "bf17"], "trainer.precision"),
+    "no devices": (["--trainer.devices", "0"], "not a valid input"),
+    "evaluation every 0 steps": (["--trainer.val_check_interval", "0"], "val_check_interval is 0"),
+    "a schedule without an end": (
+        ["--trainer.max_steps", "-1", "--trainer.max_time", "00:00:01:00", "--model.optimizer.schedule", "cosine"],
+        "trainer.max_steps",
+    ),
     "no such model": (["--model.model", "no/such/model"], "no/such/model"),
     "no such config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
     "no such checkpoint": (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt"),
@@ -151,6 +171,131 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert len(err.splitlines()) == 1
     assert named in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ({"trainer": {"max_step": 3}}, "trainer.max_steps"),
+        ({"modle": {"group_size": 3}}, "model.group_size"),
+        ({"model": {"sampling": {"temprature": 1.0}}}, "model.sampling.temperature"),
+        ({"run": {"nme": "x"}}, "run.name"),
+    ],
+    ids=["trainer", "section", "nested", "run"],
+)
+def test_a_typo_in_a_config_file_is_answered_with_what_was_meant(
+    files: Path, here: Path, capsys: pytest.CaptureFixture[str], typo: dict[str, Any], meant: str
+) -> None:
+    (here / "typo.yaml").write_text(yaml.safe_dump(typo))
+    assert fit(files, "--config", "typo.yaml") == 2
+    assert meant in capsys.readouterr().err
+
+
+def test_evaluation_every_n_steps_counts_over_short_epochs(files: Path, here: Path) -> None:
+    """Three batches an epoch, and an evaluation every four steps: Lightning refuses that on its own."""
+    extra = ["--trainer.val_check_interval", "4", "--trainer.max_steps", "8", "--run.mlflow", "false"]
+    assert fit(files, *extra) == 0
+    with sqlite3.connect(only_run(here) / "journal.sqlite") as db:
+        assert [s for (s,) in db.execute("SELECT step FROM evaluations ORDER BY step")] == [0, 4, 8]
+
+
+def test_a_home_folder_is_found(files: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(files))
+    (here / "my.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "model": {"model": "~/tiny-llama", "rewards": [{"path": "~/own.py:own"}]},
+                "data": {"train": "~/train.jsonl", "val": None},
+                "run": {"dir": "~/the-runs", "mlflow": False},
+            }
+        )
+    )
+    (files / "own.py").write_text("def own(completions, **_):\n    return [float(len(c) % 2) for c in completions]\n")
+    assert fit(files, "--config", "my.yaml") == 0
+    assert not (here / "~").exists()
+    assert (files / "the-runs").is_dir()
+
+
+def _truncated(checkpoint: Path) -> None:
+    checkpoint.write_bytes(checkpoint.read_bytes()[:20_000])
+
+
+def _one_bit_flipped(checkpoint: Path) -> None:
+    data = bytearray(checkpoint.read_bytes())
+    data[len(data) // 2] ^= 1
+    checkpoint.write_bytes(bytes(data))
+
+
+def _not_a_run(checkpoint: Path) -> None:
+    torch.save({"weights": torch.zeros(2)}, checkpoint)
+
+
+def _a_program(checkpoint: Path) -> None:
+    torch.save({"state_dict": {}, "run": Path.cwd}, checkpoint)
+
+
+BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
+    "truncated": (_truncated, [], "damaged"),
+    "empty": (lambda c: c.write_bytes(b""), [], "damaged"),
+    "not a checkpoint": (lambda c: c.write_bytes(b"hello" * 1000), [], "damaged"),
+    "one bit flipped": (_one_bit_flipped, [], "damaged"),
+    "pickled code": (_a_program, [], "damaged"),
+    "of nothing that was trained": (_not_a_run, [], "no checkpoint of a run"),
+    "of another model": (lambda _: None, ["--model.model", "OTHER"], "another model"),
+    "without LoRA": (lambda _: None, ["--model.lora.r", "2"], "another model"),
+    "of other data": (lambda _: None, ["--data.limit_train", "5"], "rows"),
+    "with nothing left to train": (lambda _: None, ["--trainer.max_steps", "2"], "--trainer.max_steps 4"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a run of two steps."""
+    root = tmp_path_factory.mktemp("trained")
+    assert fit(files, "--trainer.max_steps", "2", "--run.mlflow", "false", "--run.dir", str(root)) == 0
+    make_tiny_model(files / "other", hidden=64)
+    (run,) = root.iterdir()
+    return run
+
+
+@pytest.mark.parametrize(("spoil", "extra", "named"), BAD_CHECKPOINTS.values(), ids=BAD_CHECKPOINTS.keys())
+def test_a_bad_checkpoint_is_one_sentence_and_exit_code_2(
+    files: Path,
+    here: Path,
+    trained: Path,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[Path], Any],
+    extra: list[str],
+    named: str,
+) -> None:
+    shutil.copytree(trained, here / "runs" / trained.name)
+    checkpoint = here / "runs" / trained.name / "checkpoints" / "last.ckpt"
+    spoil(checkpoint)
+    extra = [str(files / "other" / "tiny-llama") if a == "OTHER" else a for a in extra]
+    assert main(["fit", "--ckpt_path", str(checkpoint), "--trainer.max_steps", "4", *extra]) == 2
+    err = capsys.readouterr().err.strip()
+    assert len(err.splitlines()) == 1
+    assert named in err
+    assert "Traceback" not in err
+
+
+SIGNALS = {"Ctrl-C": (signal.SIGINT, 130), "SIGTERM": (signal.SIGTERM, 143)}
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS.values(), ids=SIGNALS.keys())
+def test_a_run_that_a_signal_ends_says_so_in_its_exit_code(
+    files: Path, here: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setenv("TEST_SIGNAL", str(int(number)))
+    reward = '[{"path": "support.tiny:signals_itself", "timeout_seconds": null}]'
+    try:
+        assert fit(files, "--model.rewards", reward, "--data.val", "null", "--run.mlflow", "false") == code
+    finally:
+        for n, handler in before.items():
+            signal.signal(n, handler)
+    with sqlite3.connect(only_run(here) / "journal.sqlite") as db:
+        assert list(db.execute("SELECT status FROM segments")) == [("killed",)]
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,4 +71,15 @@ def telling(completions: list[str], log_metric: Any = None, log_extra: Any = Non
         log_metric("with digit", sum(any(c.isdigit() for c in text) for text in completions) / len(completions))
         log_extra("first", [text[:1] for text in completions])
         log_extra("too short", completions[:1])
+    return dense(completions)
+
+
+def raises_escapes(completions: list[str], **_: Any) -> list[float]:
+    """Its message would colour the terminal."""
+    raise ValueError("\x1b[31mred")
+
+
+def signals_itself(completions: list[str], **_: Any) -> list[float]:
+    """Sends the process the signal of TEST_SIGNAL."""
+    os.kill(os.getpid(), int(os.environ["TEST_SIGNAL"]))
     return dense(completions)
