@@ -184,7 +184,7 @@ def _rule(record: Any, position: int) -> Rule:
             f"{where} has together and {_shown(next(iter(rest)))}: it joins other rules or judges a signal."
         )
     given["condition"] = None if "together" in given else _condition(rest, where)
-    if given["condition"] is None and not given.get("within_steps"):
+    if given["condition"] is None and "within_steps" not in given:
         raise ConfigError(f"{where} needs within_steps: how many steps its parts may lie apart.")
     rule = _built(Rule, given, where)
     _check_rule(rule, where)
@@ -244,6 +244,7 @@ def _check_condition(condition: Condition, bound: str, where: str) -> None:
 def _check_rule(rule: Rule, where: str) -> None:
     for name in (
         "for_steps",
+    "for_samples",
         "for_minutes",
         "for_groups",
         "after_steps",
