@@ -189,15 +189,18 @@ def stabilityguard(series: Series) -> list[Alarm]:
         report = guard.check_stability(**_tensors(values, series))
         alarms += [Alarm(rule=issue, step=number, pause=True) for issue in report["critical_issues"]]
         alarms += [Alarm(rule=text.partition(":")[0], step=number, pause=False) for text in report["warnings"]]
-        if _spiked(spikes, values):
-            alarms.append(Alarm(rule="gradient spike", step=number, pause=True))
+        spike = _spike(spikes, values)
+        if spike is not None:
+            alarms.append(Alarm(rule=spike, step=number, pause=True))
     return _first(alarms)
 
 
-def _spiked(spikes: Any, values: dict[str, float]) -> bool:
+def _spike(spikes: Any, values: dict[str, float]) -> str | None:
+    """What the spike detector says: it tells a NaN from a large gradient."""
     norm = values["grad_norm"]
     broken = not math.isfinite(norm) or not math.isfinite(values.get("loss", 0.0))
-    return bool(spikes.check({"model": norm}, {"model"} if broken else set())[0])
+    found, info, _ = spikes.check({"model": norm}, {"model"} if broken else set())
+    return ("gradient NaN" if info.is_nan else "gradient spike") if found else None
 
 
 def _tensors(values: dict[str, float], series: Series) -> dict[str, Any]:
