@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +13,12 @@ __all__ = ["REDACTED", "redact_config", "redact_text"]
 REDACTED = "***"
 
 _USERINFO = re.compile(r"(?P<scheme>\b[a-zA-Z][\w+.-]*://)(?P<userinfo>[^\s/?#'\"]*)@")
+_HOOK = re.compile(  # addresses whose path is the secret
+    r"(?i)(?P<place>\bhttps?://(?:hooks\.[^\s/'\"<>]+|[^\s/'\"<>]*\bdiscord(?:app)?\.com/api/webhooks"
+    r"|[^\s/'\"<>]*\bwebhook\.office\.com|api\.telegram\.org|[^\s'\"<>]+?/(?:web)?hooks?(?=/[\w-]{16,})))"
+    r"/[^\s'\"<>]+"
+)
+_REFERENCE = re.compile(r"(?:\w+ )?\$(?:\w+|\{[\w.]+\})")  # to the environment, "Bearer" before it
 _QUERY_SECRET = re.compile(
     r"(?i)(?P<name>[?&;](?:api_?key|access_?token|auth_?token|token|password|passwd|pwd|secret|sig|signature)=)"
     r"(?P<value>[^&#;\s'\"]+)"
@@ -24,7 +32,7 @@ _TOKENS = re.compile(
 )
 _SECRET_NAME = re.compile(
     r"(?i)(?:^|[_\-.])(?:api_?key|access_?key|private_?key|secret(?:_?key)?|password|passwd|passphrase|credentials?"
-    r"|(?:access|auth|api|hf|bearer|refresh|session|github|gitlab|wandb|secret)_?token)$|^token$"
+    r"|(?:routing|integration)_key|(?:access|auth|api|hf|bearer|refresh|session|github|gitlab|wandb|secret)_?token)$|^token$"
 )
 
 
@@ -35,6 +43,7 @@ def redact_text(text: str) -> str:
     'postgresql://***@db/mlflow'
     """
     text = _USERINFO.sub(rf"\g<scheme>{REDACTED}@", text)
+    text = _HOOK.sub(rf"\g<place>/{REDACTED}", text)
     text = _QUERY_SECRET.sub(rf"\g<name>{REDACTED}", text)
     return _TOKENS.sub(REDACTED, text)
 
@@ -42,8 +51,11 @@ def redact_text(text: str) -> str:
 def redact_config(config: Any, name: str = "") -> Any:
     """A copy of nested settings with secrets replaced: by name (``api_key``, ``hf_token``) and by value.
 
-    ``max_tokens``, ``pad_token`` and ``num_memory_tokens`` are settings of models, and stay.
+    ``max_tokens``, ``pad_token`` and ``num_memory_tokens`` are settings of models, and stay. Of a ``webhook`` only the
+    place of its URL stays, and what it takes from the environment (``$NAME``).
     """
+    if isinstance(config, Mapping) and name == "webhook":
+        return {key: _redact_hook(value, str(key)) for key, value in config.items()}
     if isinstance(config, Mapping):
         return {key: redact_config(value, str(key)) for key, value in config.items()}
     if config not in (None, "") and isinstance(config, str | int | float) and _SECRET_NAME.search(name):
@@ -53,3 +65,28 @@ def redact_config(config: Any, name: str = "") -> Any:
     if isinstance(config, list | tuple):
         return [redact_config(value, name) for value in config]
     return config
+
+
+def _redact_hook(value: Any, name: str) -> Any:
+    """A webhook's setting: its URL and headers are secrets, unless they name environment variables."""
+    if isinstance(value, Mapping):
+        inside = "header" if name == "headers" else ""
+        return {key: _redact_hook(item, inside or str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redact_hook(item, name) for item in value]
+    if not isinstance(value, str) or _REFERENCE.fullmatch(value):
+        return value if isinstance(value, str) else redact_config(value, name)
+    if name in ("url", "header"):
+        return _place_only(value) if name == "url" else REDACTED
+    if name == "template":
+        with contextlib.suppress(ValueError):
+            return json.dumps(_redact_hook(json.loads(value), ""))
+    return redact_config(value, name)
+
+
+def _place_only(url: str) -> str:
+    """The URL up to its host and port; whole where there is nothing more but Alertmanager's own path."""
+    if re.fullmatch(r"https?://[^/?#@]*(?:/api/v2/alerts)?/?", url):
+        return url
+    place = re.match(r"(https?://)(?:[^/?#]*@)?([^/?#@]*)", url)
+    return f"{place[1]}{place[2]}/{REDACTED}" if place else REDACTED
