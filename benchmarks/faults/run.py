@@ -42,7 +42,7 @@ from grpo_lightning.training.settings import (
     SamplingSettings,
 )
 
-STEPS, QUICK_STEPS = 120, 90
+STEPS, QUICK_STEPS = 120, 110
 HEALTHY: tuple[dict[str, Any], ...] = (
     {},
     {"group_size": 4},

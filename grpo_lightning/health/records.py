@@ -133,6 +133,7 @@ class Rule:
     milder_when: tuple[Condition, ...] = ()  # if all hold, a warning to notify
     for_steps: float = 1.0  # optimizer steps in a row
     for_minutes: float = 0.0  # training time, downtime excluded
+    for_samples: int = 1  # rows at which the signal was measured, for those that are measured now and then
     for_groups: float = 0.0  # groups seen meanwhile, where their number is known
     after_steps: float = 0.0  # silent until then
     before_steps: float = float("inf")  # silent after

@@ -17,7 +17,7 @@ __all__ = ["Moment", "Track"]
 
 _SLACK = 1e-9
 _HISTORY = 256  # rows that an onset is looked for in
-_SAVED = ("_steps", "_groups", "_seconds", "_quiet", "_since", "met_at")
+_SAVED = ("_steps", "_rows", "_groups", "_seconds", "_quiet", "_since", "met_at")
 
 
 class Moment:
@@ -42,6 +42,7 @@ class Track:
         self._milder: list[Gauge] = []
         self._before, self._min_groups = rule.before_steps, rule.min_groups
         self._steps = self._groups = self._seconds = self._quiet = 0.0
+        self._rows = 0
         self._since: int | None = None
         self.met_at: int | None = None  # when it last held long enough
         self.alert: Alert | None = None
@@ -97,7 +98,7 @@ class Track:
 
     def _let_go(self, moment: Moment) -> AlertChange | None:
         self._steps = self._groups = self._seconds = 0.0
-        self._since = None
+        self._rows, self._since = 0, None
         if self.alert is None:
             return None
         self._quiet += moment.span
@@ -110,6 +111,7 @@ class Track:
         if self._since is None:
             self._since = moment.step
         self._steps += moment.span
+        self._rows += 1
         self._groups += moment.groups
         self._seconds += moment.seconds
         self._quiet = 0.0
@@ -122,6 +124,7 @@ class Track:
         rule = self.rule
         return (
             self._steps >= rule.for_steps - _SLACK
+            and self._rows >= rule.for_samples
             and moment.seen > rule.after_steps
             and self._groups >= rule.for_groups
             and self._seconds >= rule.for_minutes * 60.0 - _SLACK

@@ -188,6 +188,8 @@ def _welch(before: Sequence[float], after: Sequence[float]) -> float:
     """Difference of the means in its standard errors; few rows after the onset are taken to vary as those before."""
     if not before or not after:
         return 0.0
+    unit = max(*map(abs, before), *map(abs, after), 1e-300)  # squares of huge numbers overflow
+    before, after = [v / unit for v in before], [v / unit for v in after]
     mean_a, mean_b = sum(after) / len(after), sum(before) / len(before)
     var_a = sum((v - mean_a) ** 2 for v in after) / max(len(after) - 1, 1)
     var_b = sum((v - mean_b) ** 2 for v in before) / max(len(before) - 1, 1)
@@ -254,7 +256,8 @@ def level_changes(column: Column, *, times: float, first: int, last: int, half: 
         far = max(abs(low), abs(high)) >= times * min(abs(low), abs(high)) or low * high < 0
         if far and abs(high - low) >= 4.0 * inside:
             number = Number(signal="", before=low, after=high, step=rows[place][0])
-            scored.append((abs(high - low) / inside, place, Moved(step=rows[place][0], number=number)))
+            gap = abs(math.fsum(after) - math.fsum(before)) / half
+            scored.append((gap / inside, place, Moved(step=rows[place][0], number=number)))
     kept: list[tuple[int, Moved]] = []
     for _, place, moved in sorted(scored, key=lambda item: -item[0]):
         if all(abs(place - other) >= half for other, _ in kept):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
@@ -65,7 +66,7 @@ def _form(rows: Sequence[Row], steps: Span | None) -> Iterator[Finding]:
     with_it = [row for row in rows if str(row["response"]).strip().startswith(text)]
     without = [row for row in rows if not str(row["response"]).strip().startswith(text)]
     mine, others = _mean(with_it, "reward"), _mean(without, "reward")
-    prompts = len({row.get("row_id") for row in with_it})
+    prompts = len({str(row.get("row_id")) for row in with_it})
     yield Finding(
         name="responses_share_a_form",
         level="reward",
@@ -101,7 +102,7 @@ def _alike(rows: Sequence[Row], steps: Span | None) -> Iterator[Finding]:
 def _dominant(rows: Sequence[Row], steps: Span | None) -> Iterator[Finding]:
     weight: dict[Any, float] = defaultdict(float)
     for key, group in _groups(rows).items():
-        weight[key] = sum((_number(row, "advantage") or 0.0) ** 2 for row in group)
+        weight[key] = sum(a * a for row in group if (a := _number(row, "advantage")) is not None)
     total = sum(weight.values())
     if len(weight) < 4 or total <= 0:
         return
@@ -127,13 +128,13 @@ def _dominant(rows: Sequence[Row], steps: Span | None) -> Iterator[Finding]:
 def _groups(rows: Sequence[Row]) -> dict[Any, list[Row]]:
     groups: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row.get("step"), row.get("rank"), row.get("row_id")].append(row)
+        groups[_key(row)[:3]].append(row)
     return groups
 
 
 def _key(row: Row) -> tuple[Any, ...]:
     """A rollout may be picked for several reasons."""
-    return (row.get("step"), row.get("rank"), row.get("row_id"), row.get("rollout"), row.get("response"))
+    return tuple(str(row.get(name)) for name in ("step", "rank", "row_id", "rollout", "response"))
 
 
 def _steps(rows: Sequence[Row]) -> Span | None:
@@ -143,7 +144,11 @@ def _steps(rows: Sequence[Row]) -> Span | None:
 
 def _number(row: Row, name: str) -> float | None:
     value = row.get(name)
-    return float(value) if isinstance(value, int | float) else None
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # an integer beyond every float
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _mean(rows: Sequence[Row], name: str) -> float | None:
