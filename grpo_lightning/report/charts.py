@@ -17,6 +17,7 @@ __all__ = ["Band", "Chart", "Frame", "Mark", "draw", "frame_of", "sparse", "time
 MarkKind = Literal["critical", "warning", "segment", "recovery", "note"]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 8.0, 12.0, 20.0
 _DOTS = 60  # points up to which each is a dot
+_HUGE = 1e150  # no difference overflows
 _OUT = 6.0  # times the middle 98 % of the values, beyond which the axis cuts
 
 
@@ -26,7 +27,7 @@ class Mark:
 
     step: int
     kind: MarkKind
-    label: str
+    label: str = ""
     onset: int | None = None  # of an alert
     own: bool = True  # about this signal
 
@@ -80,7 +81,7 @@ class Frame:
 
 def frame_of(chart: Chart, width: float, height: float) -> Frame:
     """Axes that show the values and their ruler. A few values far out do not flatten the rest: the axis cuts them."""
-    values = sorted(value for _, value in chart.points) or [0.0]
+    values = sorted(min(max(value, -_HUGE), _HUGE) for _, value in chart.points) or [0.0]
     low, high = values[0], values[-1]
     inner_low, inner_high = values[len(values) // 100], values[-1 - len(values) // 100]
     if len(values) >= 20:
@@ -124,7 +125,7 @@ def draw(chart: Chart, *, width: float = 440.0, height: float = 140.0) -> tuple[
         _odd(chart, frame),
         _cuts(chart, frame),
         Markup(
-            f'<g class="cursor" hidden><line y1="{_number(_TOP)}" y2="{_number(height - _BOTTOM)}"/><circle r="3.2"/></g>'
+            f'<g class="cursor" hidden=""><line y1="{_number(_TOP)}" y2="{_number(height - _BOTTOM)}"/><circle r="3.2"/></g>'
         ),
     ]
     head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
@@ -205,7 +206,7 @@ def _cuts(chart: Chart, frame: Frame) -> Markup:
 
 def _mark(mark: Mark, frame: Frame) -> Markup:
     x, top, base = frame.x(mark.step), _TOP, frame.height - _BOTTOM
-    title = Markup("<title>{}</title>").format(mark.label)
+    title = Markup("<title>{}</title>").format(mark.label) if mark.label else Markup("")
     if mark.kind in ("recovery", "note"):
         shape = f'<path d="M{_number(x)},{_number(base - 7)}l3.5,3.5l-3.5,3.5l-3.5,-3.5z"/>'
         return Markup(f'<g class="mark {mark.kind}">{shape}') + title + Markup("</g>")

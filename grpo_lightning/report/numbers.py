@@ -47,14 +47,14 @@ def nice_ticks(low: float, high: float, count: int = 3) -> list[float]:
     [0.0, 0.5, 1.0]
     """
     span = high - low
-    if not (span > 0 and math.isfinite(span)):
+    if not 1e-290 < span < 1e290:
         return [low]
     raw = span / max(count - 1, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next((m * power for m in (1.0, 2.0, 2.5, 5.0, 10.0) if m * power >= raw * 0.999), 10.0 * power)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    return [round(k * step, 12) + 0.0 for k in range(first, last + 1)][: count + 2]
+    return [float(f"{k * step:.12g}") + 0.0 for k in range(first, last + 1)][: count + 2] or [low]
 
 
 def step_ticks(first: int, last: int, count: int = 4) -> list[int]:

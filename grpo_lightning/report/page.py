@@ -22,7 +22,7 @@ from grpo_lightning.report.charts import time_bar
 from grpo_lightning.report.examining import Examined
 from grpo_lightning.report.numbers import short, times
 from grpo_lightning.report.rows import view_evidence
-from grpo_lightning.report.signals import SignalView, families, view_signals
+from grpo_lightning.report.signals import MOST_DRAWN, SignalView, families, view_signals
 from grpo_lightning.report.told import Told
 from grpo_lightning.sinks.terminal import plain
 
@@ -35,6 +35,8 @@ _KEY = (
     "grad_norm", "truncated_fraction",
 )  # fmt: skip
 _CODE = re.compile(r"`([^`\n]{1,80})`")
+_BYTES_A_POINT = 22
+_LONGEST = 2_000  # characters of a name, a description, a summary
 _KEYS_SHOWN = 8
 _TIMES = ("rollout_seconds", "reward_seconds", "score_seconds", "update_seconds", "monitor_seconds")
 
@@ -60,10 +62,20 @@ def write_report(found: Examined, path: str | Path) -> Path:
 def render_report(found: Examined) -> str:
     """The whole page; with many long series or much evidence drawn coarser, until it has at most 6 MB."""
     for pixels, budget in _SIZES:
+        if _estimate(found, pixels) > LARGEST and pixels != _SIZES[-1][0]:
+            continue
         text = _render(found, pixels, budget)
         if len(text.encode("utf-8", errors="backslashreplace")) <= LARGEST:
             return text
-    raise UsageError(f"{found.name} has {len(found.run.signals)} signals: that does not fit into a report of 6 MB.")
+    raise UsageError(
+        f"{found.name} has {len(found.told)} alerts and long texts: that does not fit into a report of 6 MB."
+    )
+
+
+def _estimate(found: Examined, pixels: int) -> int:
+    """Bytes that the charts take, about."""
+    drawn = found.run.signals[:MOST_DRAWN]
+    return sum(1_500 + _BYTES_A_POINT * min(len(found.run[name]), 2 * pixels) for name in drawn)
 
 
 def _render(found: Examined, pixels: int, budget: int) -> str:
@@ -76,6 +88,7 @@ def _render(found: Examined, pixels: int, budget: int) -> str:
         key=_key_signals(signals),
         families=families(signals),
         alerts=_ordered(found),
+        not_drawn=max(len(found.run.signals) - MOST_DRAWN, 0),
         ruler=_ruler(found),
         times=_time_parts(found),
         evidence=view_evidence(found.evidence, budget=budget),
@@ -103,7 +116,9 @@ def _environment() -> Environment:
 
 
 def _plain(text: object) -> str:
-    return plain(str(text))
+    """Controls written out; a text that is no page's is cut."""
+    said = str(text)
+    return plain(said) if len(said) <= _LONGEST else f"{plain(said[:_LONGEST])}… ({len(said):,} characters)"
 
 
 def _prose(text: object) -> Markup:
@@ -176,8 +191,16 @@ def _runbooks(told: Sequence[Told]) -> Mapping[str, Markup]:
     made: dict[str, Markup] = {}
     folder = shipped_path().parent
     for name in {one.alert.runbook for one in told if one.alert.runbook}:
-        path = (folder / name).resolve()
-        if path.is_relative_to(folder.resolve()) and path.is_file():
-            markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-            made[name] = Markup(markdown.render(path.read_text(encoding="utf-8")))
+        text = _runbook(folder, name)
+        if text:
+            made[name] = Markup(MarkdownIt("commonmark", {"html": False}).enable("table").disable("image").render(text))
     return made
+
+
+def _runbook(folder: Path, name: str) -> str:
+    """Its text; "" where there is none, and for a name that leaves the folder."""
+    try:
+        path = (folder / name).resolve()
+        return path.read_text(encoding="utf-8") if path.is_relative_to(folder.resolve()) else ""
+    except (OSError, ValueError):
+        return ""

@@ -96,10 +96,10 @@ def _group(key: tuple[str, str, str], rows: Sequence[Mapping[str, Any]]) -> Grou
     prompt, left_out = _shown(rows[0].get("prompt"))
     largest = max((abs(a) for row in rows if (a := _number(row.get("advantage"))) is not None), default=0.0)
     return GroupView(
-        why=key[0],
+        why=_brief(key[0]),
         value=short(_number(rows[0].get("value"))),
-        row_id=plain(key[2]),
-        source=plain(str(rows[0].get("source") or "")),
+        row_id=_brief(key[2]),
+        source=_brief(rows[0].get("source") or ""),
         prompt=prompt,
         left_out=left_out,
         rows=tuple(_row(row, largest) for row in rows[:_MOST_ROWS]),
@@ -112,9 +112,9 @@ def _row(row: Mapping[str, Any], largest: float) -> RowView:
     parts = row.get("rewards")
     advantage = _number(row.get("advantage"))
     return RowView(
-        rollout=plain(str(row.get("rollout", ""))),
+        rollout=_brief(row.get("rollout", "")),
         reward=_said(row.get("reward")),
-        parts=tuple((plain(str(n)), _said(v)) for n, v in parts.items()) if isinstance(parts, Mapping) else (),
+        parts=tuple((_brief(n), _said(v)) for n, v in list(parts.items())[:12]) if isinstance(parts, Mapping) else (),
         advantage=advantage,
         bar=advantage / largest if advantage is not None and largest > 0 else 0.0,
         length=_said(row.get("length")),
@@ -133,9 +133,13 @@ def _shown(text: Any) -> tuple[str, int]:
     return f"{plain(whole[:_HEAD])}\n… {left_out:,} characters left out …\n{plain(whole[-_TAIL:])}", left_out
 
 
+def _brief(text: Any) -> str:
+    return plain(str(text)[:120])
+
+
 def _said(value: Any) -> str:
     number = _number(value)
-    return short(number) if number is not None else plain(str(value)) if isinstance(value, str) else "–"
+    return short(number) if number is not None else _brief(value) if isinstance(value, str) else "–"
 
 
 def _number(value: Any) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from grpo_lightning.errors import ConfigError
+from grpo_lightning.health import Alert
 from grpo_lightning.health.diagnosing.comparing import spread_of
 from grpo_lightning.health.diagnosis import Column
 from grpo_lightning.health.windows import median_of
@@ -19,8 +20,9 @@ from grpo_lightning.report.numbers import short, times
 from grpo_lightning.report.thinning import thinned
 from grpo_lightning.signals import CATALOGUE
 from grpo_lightning.signals.catalogue import Signal, signal
+from grpo_lightning.sinks.terminal import plain
 
-__all__ = ["FAMILIES", "SignalView", "families", "view_signals"]
+__all__ = ["FAMILIES", "MOST_DRAWN", "SignalView", "families", "view_signals"]
 
 FAMILIES: dict[str, str] = {
     "reward": "Reward structure",
@@ -34,6 +36,9 @@ FAMILIES: dict[str, str] = {
     "probe": "Probe",
     "other": "Further numbers",
 }
+MOST_DRAWN = 400
+_MOST_OWN, _MOST_OTHER, _MOST_EVENTS = 20, 12, 25  # marks in a chart
+_LONGEST = 200  # characters of a name
 _START = 20
 _FEWEST = 4  # rows that a ruler is made of
 _WIDE = 2.0  # spreads that the band reaches from its level
@@ -66,10 +71,10 @@ class SignalView:
 
 
 def view_signals(found: Examined, *, pixels: int) -> list[SignalView]:
-    """Every signal that was measured: those that an alert is about first, then in the catalogue's order."""
-    names = sorted(found.run.signals, key=lambda name: (_ORDER.get(name, len(_ORDER)), name))
-    views = [_view(found, name, f"s{place}", pixels) for place, name in enumerate(names)]
-    return sorted(views, key=lambda view: not view.concerned)
+    """The signals that were measured: those that an alert is about first, then in the catalogue's order; 400 at most."""
+    about = {name for one in found.told for name in one.alert.signal.split(",")}
+    names = sorted(found.run.signals, key=lambda name: (name not in about, _ORDER.get(name, len(_ORDER)), name))
+    return [_view(found, name, f"s{place}", pixels) for place, name in enumerate(names[:MOST_DRAWN])]
 
 
 def families(views: Iterable[SignalView]) -> list[tuple[str, list[SignalView], list[SignalView], list[SignalView]]]:
@@ -93,9 +98,9 @@ def _view(found: Examined, name: str, id: str, pixels: int) -> SignalView:
     points = thinned(column.steps, column.values, pixels)
     finite = [value for _, value in points]
     start = _start(column)
-    concerned = any(name in (one.alert.signal, *one.alert.signal.split(",")) for one in found.told)
+    concerned = any(name in one.alert.signal.split(",") for one in found.told)
     chart = Chart(
-        label=_label(name, entry, column, start),
+        label=_label(plain(name[:_LONGEST]), entry, column, start),
         points=points,
         first=found.run.steps[0],
         last=found.run.steps[-1],
@@ -107,7 +112,7 @@ def _view(found: Examined, name: str, id: str, pixels: int) -> SignalView:
     svg, frame = draw(chart)
     return SignalView(
         id=id,
-        name=name,
+        name=plain(name[:_LONGEST]),
         family=entry.family if entry is not None and entry.family in FAMILIES else "other",
         page=entry.page if entry is not None else "2_health",
         unit=entry.unit if entry is not None else "",
@@ -172,24 +177,27 @@ def _band(found: Examined, name: str, column: Column, start: float | None) -> li
 
 
 def _marks(found: Examined, name: str) -> list[Mark]:
-    own = min((one.alert.step for one in found.told if name in one.alert.signal.split(",")), default=None)
-    marks = [
-        Mark(
-            step=one.alert.step,
-            kind=one.alert.severity,
-            label=f"{one.alert.rule} at step {one.alert.step}, began about {one.alert.onset_step}: {one.alert.summary}",
-            onset=one.alert.onset_step if one.alert.step == own else None,  # shades don't overlap
-            own=name in one.alert.signal.split(","),
-        )
-        for one in found.told
-    ]
-    marks += [Mark(step=s.from_step, kind="segment", label=f"segment {s.segment}") for s in found.segments[1:]]
-    for event in found.events:
-        kind = "recovery" if event.kind == "recovery" else "note"
-        said = str(event.payload.get("message") or event.payload.get("summary") or "")
-        label = f"{event.kind} {event.name} at step {event.step}" + (f": {said}" if said else "")
-        marks.append(Mark(step=event.step, kind=kind, label=label))  # type: ignore[arg-type]
+    """The alerts about this signal with their words; others, restarts and events as mere marks. A few tens at most."""
+    own = [one.alert for one in found.told if name in one.alert.signal.split(",")]
+    others = [one.alert for one in found.told if one.alert not in own]
+    marks = [_alert_mark(alert, own=True, shaded=alert is own[0]) for alert in own[:_MOST_OWN]]
+    marks += [_alert_mark(alert, own=False, shaded=False) for alert in others[:_MOST_OTHER]]
+    restarts = found.segments[1:]
+    marks += [Mark(step=s.from_step, kind="segment", label=f"segment {s.segment}") for s in restarts[-_MOST_OTHER:]]
+    for event in found.events[:_MOST_EVENTS]:
+        marks.append(Mark(step=event.step, kind="recovery" if event.kind == "recovery" else "note"))
     return marks
+
+
+def _alert_mark(alert: Alert, *, own: bool, shaded: bool) -> Mark:
+    words = f"{alert.rule} at step {alert.step}, began about {alert.onset_step}: {alert.summary}" if own else ""
+    return Mark(
+        step=alert.step,
+        kind=alert.severity,
+        label=plain(words[:_LONGEST]),
+        onset=alert.onset_step if shaded else None,
+        own=own,
+    )
 
 
 def _data(points: Sequence[tuple[int, float]], frame: Frame) -> dict[str, Any]:

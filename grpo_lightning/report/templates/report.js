@@ -25,6 +25,12 @@
     pages[place].setAttribute("role", "tabpanel");
     pages[place].setAttribute("aria-labelledby", link.id);
     pages[place].addEventListener("beforematch", () => show(pages[place]));
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      history.pushState(null, "", "#" + pages[place].id);
+      show(pages[place]);
+      window.scrollTo(0, 0);
+    });
     link.addEventListener("keydown", (event) => {
       const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!move) return;
@@ -33,7 +39,7 @@
       next.click();
     });
   });
-  window.addEventListener("hashchange", () => { show(named()); window.scrollTo(0, 0); });
+  window.addEventListener("popstate", () => { show(named()); window.scrollTo(0, 0); });
   show(named());
   window.addEventListener("load", () => window.scrollTo(0, 0));
 
