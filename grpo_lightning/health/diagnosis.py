@@ -45,6 +45,9 @@ __all__ = [
     "main_alert",
 ]
 
+_AROUND = 40  # steps before and after an alert's onset, which is an estimate
+_ASKED = 20  # and around a step that a person names
+
 
 def diagnose(
     steps: Iterable[Step] | Columns,
@@ -78,7 +81,8 @@ def diagnose(
     run = steps if isinstance(steps, Columns) else Columns.of(steps)
     alert = main_alert(alerts)
     onset, until, chosen = _moment(alert, at_step)
-    compare = Comparison(run, onset=onset, until=until, baseline=baseline)
+    window = _ASKED if at_step is not None else _AROUND
+    compare = Comparison(run, onset=onset, until=until, baseline=baseline, window=window)
     case = Case(
         compare=compare,
         alerts=alerts,

@@ -191,13 +191,8 @@ def _marks(found: Examined, name: str) -> list[Mark]:
 
 def _alert_mark(alert: Alert, *, own: bool, shaded: bool) -> Mark:
     words = f"{alert.rule} at step {alert.step}, began about {alert.onset_step}: {alert.summary}" if own else ""
-    return Mark(
-        step=alert.step,
-        kind=alert.severity,
-        label=plain(words[:_LONGEST]),
-        onset=alert.onset_step if shaded else None,
-        own=own,
-    )
+    onset = alert.onset_step if shaded else None
+    return Mark(step=alert.step, kind=alert.severity, label=plain(words[:_LONGEST]), onset=onset, own=own)
 
 
 def _data(points: Sequence[tuple[int, float]], frame: Frame) -> dict[str, Any]:

@@ -91,16 +91,22 @@ class Compared:
 class Comparison:
     """The windows around an onset. Without one, the run's start stands before and its end after.
 
-    `before` is the 40 optimizer steps up to the onset (12 rows at least, and never the rows of the onset itself), `after` the 40
-    from the onset on, or up to `until` where that is later.
+    `before` is the `window` optimizer steps up to the onset (12 rows at least), `after` as many from the onset on, or those up
+    to `until` where that is later.
     """
 
     def __init__(
-        self, run: Columns, *, onset: int | None = None, until: int | None = None, baseline: Band | None = None
+        self,
+        run: Columns,
+        *,
+        onset: int | None = None,
+        until: int | None = None,
+        baseline: Band | None = None,
+        window: int = _WINDOW,
     ) -> None:
         self.run, self.onset, self._baseline = run, onset, baseline
         self.start = _first_steps(run.steps)
-        self.before, self.after = _windows(run.steps, onset, until)
+        self.before, self.after = _windows(run.steps, onset, until, window)
         self._known: dict[str, Compared | None] = {}
 
     def __getitem__(self, signal: str) -> Compared | None:
@@ -216,7 +222,9 @@ def _first_steps(steps: Sequence[int]) -> Span | None:
     return Span(first=steps[0], last=steps[min(rows, max(len(steps) // 3, 1)) - 1])
 
 
-def _windows(steps: Sequence[int], onset: int | None, until: int | None) -> tuple[Span | None, Span | None]:
+def _windows(
+    steps: Sequence[int], onset: int | None, until: int | None, window: int
+) -> tuple[Span | None, Span | None]:
     if not steps:
         return None, None
     if onset is None:
@@ -226,8 +234,8 @@ def _windows(steps: Sequence[int], onset: int | None, until: int | None) -> tupl
         return Span(first=steps[0], last=steps[rows - 1]), Span(first=steps[-rows], last=steps[-1])
     earlier = [step for step in steps if step < onset]
     later = [step for step in steps if step >= onset] or [steps[-1]]
-    rows_before = max(sum(step >= onset - _WINDOW for step in earlier), min(_ROWS, len(earlier)))
-    rows_after = max(sum(step < onset + _WINDOW for step in later), min(_ROWS, len(later)))
+    rows_before = max(sum(step >= onset - window for step in earlier), min(_ROWS, len(earlier)))
+    rows_after = max(sum(step < onset + window for step in later), min(_ROWS, len(later)))
     last = max(later[rows_after - 1], min(until or 0, later[-1]))
     before = Span(first=earlier[-rows_before], last=earlier[-1]) if rows_before else None
     return before, Span(first=later[0], last=last)
