@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from grpo_lightning.errors import UsageError
+from grpo_lightning.invocation import tool
 from grpo_lightning.sinks import RunDirectory
 from grpo_lightning.sinks.redact import redact_text
 from grpo_lightning.tracking.http import reachable
@@ -57,13 +58,13 @@ def resolve_run(
 def ui_command(tracking_uri: str) -> str:
     """What to type to open MLflow's UI; a server is its own UI, so its address.
 
-    >>> ui_command("sqlite:////data/mlflow.db")
-    'mlflow ui --backend-store-uri sqlite:////data/mlflow.db'
+    >>> ui_command("sqlite:////data/mlflow.db").partition("mlflow ")[2]
+    'ui --backend-store-uri sqlite:////data/mlflow.db'
     """
     shown = redact_text(tracking_uri)
     if urlsplit(tracking_uri).scheme in {"http", "https"}:
         return shown
-    return f"mlflow ui --backend-store-uri {_quoted(shown)}"
+    return f"{_quoted(tool('mlflow'))} ui --backend-store-uri {_quoted(shown)}"
 
 
 def ui_link(experiment_id: str, *, tracking_uri: str = "", run_id: str | None = None) -> str:

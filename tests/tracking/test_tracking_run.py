@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -220,8 +222,10 @@ def test_resuming_does_not_wait_for_a_server_that_is_away(caplog):
 
 
 def test_the_way_to_the_ui():
-    assert ui_command("sqlite:////a b/m.db") == "mlflow ui --backend-store-uri 'sqlite:////a b/m.db'"
-    assert ui_command("postgresql://u:p@h/d") == "mlflow ui --backend-store-uri postgresql://***@h/d"
+    program, _, rest = ui_command("sqlite:////a b/m.db").partition(" ui ")
+    assert shutil.which(program) == str(Path(sys.executable).with_name("mlflow")), "the one of this environment"
+    assert rest == "--backend-store-uri 'sqlite:////a b/m.db'"
+    assert ui_command("postgresql://u:p@h/d").endswith("mlflow ui --backend-store-uri postgresql://***@h/d")
     assert ui_command("https://u:p@h/") == "https://***@h/"
     charts = "/#/experiments/7/runs?workflowType=machine_learning&compareRunsMode=CHART"
     assert ui_link("7") == f"http://127.0.0.1:5000{charts}"
