@@ -122,10 +122,11 @@ def _check_context(model: nn.Module, prompts: PromptBatch, sampling: SamplingCon
     limit = getattr(text_config(model), "max_position_embeddings", None)
     longest = int(prompts.mask_PS.sum(-1).max())
     if limit is not None and longest + sampling.max_new_tokens > limit:
+        room = limit - sampling.max_new_tokens
+        more = f", or set data.max_prompt_tokens to {room}" if room > 0 else ""
         raise ConfigError(
             f"A prompt of {longest} tokens and sampling.max_new_tokens of {sampling.max_new_tokens} exceed the model's "
-            f"context of {limit}: lower max_new_tokens, or set data.max_prompt_tokens to "
-            f"{max(limit - sampling.max_new_tokens, 0)}."
+            f"context of {limit}: lower max_new_tokens{more}."
         )
 
 

@@ -52,7 +52,11 @@ def train(tmp_path: Path, model: Path, prompts: Path, devices: int, loss: str, s
     out.mkdir()
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, str(script), str(model), str(prompts), str(out), str(devices), loss, scale]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
