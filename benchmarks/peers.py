@@ -194,6 +194,18 @@ def disturbances(one: Measured) -> str:
     return f"{one.tool} on healthy series: {told or 'silent'}"
 
 
+def together(results: Sequence[Measured]) -> str:
+    """What the other packages find when all of them watch, and how often one of them disturbs, at the pausing level."""
+    found = sum(any(one.pause for one in same) for same in zip(*(result.found for result in results), strict=True))
+    healthy = zip(
+        *([any(alarm.pause for alarm in alarms) for _, alarms in result.healthy] for result in results), strict=True
+    )
+    disturbed = [any(same) for same in healthy]
+    names = ", ".join(result.tool for result in results)
+    total = len(results[0].found)
+    return f"{names} together, pausing: {found} of {total} found, {sum(disturbed)} of {len(disturbed)} healthy alarmed"
+
+
 def _named(alarm: Alarm) -> str:
     return f"{alarm.rule} ({'pausing' if alarm.pause else 'warning'})"
 
@@ -223,6 +235,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(disturbances(one))
         if one.tool in args.details or (one.tool == TOOLS[0].name and "ours" in args.details):
             print(details(one))
+    others = [one for one in results if one.tool != TOOLS[0].name]
+    if len(others) > 1:
+        print(together(others))
     measured = {one.tool: one.to_dict() for one in results}
     names = {tool.name: "ours" if tool.version is None else tool.name for tool in wanted}
     print(json.dumps({names[tool.name]: measured.get(tool.name) for tool in wanted}))

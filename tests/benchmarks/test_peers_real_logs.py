@@ -92,6 +92,12 @@ def test_measured_counts_both_levels_and_takes_the_median() -> None:
     assert "| **healthy, alarmed** | 1 of 3 |" in text
     assert "rule r" not in peers.details(made)
     assert "y, seed 0, onset 100: warned after 6 by r" in peers.details(made)
+    other = peers.Measured(
+        tool="u",
+        found=[one("x", None, None), one("x", None, None), one("y", 101, 101), one("y", None, 101)],
+        healthy=[(plain, raised) for raised in reversed(alarms)],
+    )
+    assert peers.together([made, other]) == "t, u together, pausing: 3 of 4 found, 2 of 3 healthy alarmed"
 
 
 # ---- the series
