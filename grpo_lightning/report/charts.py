@@ -215,7 +215,8 @@ def _mark(mark: Mark, frame: Frame) -> Markup:
         label = Markup('<text class="tick" x="{}" y="{}">{}</text>').format(
             _number(x + 3), _number(top + 8), mark.label
         )
-        return Markup(f'<g class="mark segment">{line}') + label + Markup("</g>")
+        words = Markup("<title>restart: segment {}</title>").format(mark.label)
+        return Markup(f'<g class="mark segment">{line}') + label + words + Markup("</g>")
     own = "own" if mark.own else "other"
     shade = ""
     if mark.own and mark.onset is not None:

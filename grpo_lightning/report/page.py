@@ -81,11 +81,12 @@ def _estimate(found: Examined, pixels: int) -> int:
 def _render(found: Examined, pixels: int, budget: int) -> str:
     environment = _environment()
     signals = view_signals(found, pixels=pixels)
+    by_name = dict(zip((view.signal for view in signals), signals, strict=True))
     script, style = _source("report.js"), _source("report.css")
     return environment.get_template("report.html.j2").render(
         found=found,
-        signals={view.name: view for view in signals},
-        key=_key_signals(signals),
+        signals=by_name,
+        key=_key_signals(found, by_name),
         families=families(signals),
         alerts=_ordered(found),
         not_drawn=max(len(found.run.signals) - MOST_DRAWN, 0),
@@ -139,12 +140,11 @@ def _sha256(text: str) -> str:
 # ---- views
 
 
-def _key_signals(signals: Sequence[SignalView]) -> list[SignalView]:
-    """What the first page shows: what alerts are about, and the signals that tell most."""
-    by_name = {view.name: view for view in signals}
-    chosen = [view for view in signals if view.concerned][:4]
-    chosen += [by_name[name] for name in _KEY if name in by_name and by_name[name] not in chosen]
-    return chosen[:_KEYS_SHOWN]
+def _key_signals(found: Examined, by_name: Mapping[str, SignalView]) -> list[SignalView]:
+    """What the first page shows: what the alerts that matter most are about, and the signals that tell most."""
+    about = [name for one in _ordered(found)[:3] for name in one.alert.signal.split(",")]
+    names = dict.fromkeys(name for name in (*about, *_KEY) if name in by_name)
+    return [by_name[name] for name in names][:_KEYS_SHOWN]
 
 
 def _ordered(found: Examined) -> list[Told]:
@@ -171,14 +171,15 @@ def _time_parts(found: Examined) -> dict[str, Any] | None:
     return {"bar": time_bar(parts), "parts": [(n, s, s / total) for n, s in parts], "total": total}
 
 
-def _numbers(finding: Finding) -> list[dict[str, str]]:
-    """A finding's numbers, as text."""
-    return [_number(number) for number in finding.numbers]
+def _numbers(finding: Finding, drawn: Mapping[str, SignalView]) -> list[dict[str, str]]:
+    """A finding's numbers, as text, each with its chart."""
+    return [_number(number, drawn.get(number.signal)) for number in finding.numbers]
 
 
-def _number(number: Number) -> dict[str, str]:
+def _number(number: Number, view: SignalView | None) -> dict[str, str]:
     return {
-        "signal": plain(number.signal),
+        "signal": _plain(number.signal),
+        "id": view.id if view is not None and not view.constant else "",
         "before": short(number.before),
         "after": short(number.after),
         "times": times(number.before, number.after),

@@ -50,7 +50,8 @@ class SignalView:
     """One signal on the page."""
 
     id: str
-    name: str
+    signal: str
+    name: str  # for people
     family: str
     page: str
     unit: str
@@ -112,6 +113,7 @@ def _view(found: Examined, name: str, id: str, pixels: int) -> SignalView:
     svg, frame = draw(chart)
     return SignalView(
         id=id,
+        signal=name,
         name=plain(name[:_LONGEST]),
         family=entry.family if entry is not None and entry.family in FAMILIES else "other",
         page=entry.page if entry is not None else "2_health",
@@ -183,7 +185,7 @@ def _marks(found: Examined, name: str) -> list[Mark]:
     marks = [_alert_mark(alert, own=True, shaded=alert is own[0]) for alert in own[:_MOST_OWN]]
     marks += [_alert_mark(alert, own=False, shaded=False) for alert in others[:_MOST_OTHER]]
     restarts = found.segments[1:]
-    marks += [Mark(step=s.from_step, kind="segment", label=f"segment {s.segment}") for s in restarts[-_MOST_OTHER:]]
+    marks += [Mark(step=s.from_step, kind="segment", label=str(s.segment)) for s in restarts[-_MOST_OTHER:]]
     for event in found.events[:_MOST_EVENTS]:
         marks.append(Mark(step=event.step, kind="recovery" if event.kind == "recovery" else "note"))
     return marks

@@ -235,9 +235,10 @@ CHOICES = [
 def test_the_run_is_cut_at_the_onset(alerts: list[Alert], at_step: int | None, onset: int | None) -> None:
     found = diagnose(series(), alerts, at_step=at_step)
     assert found.onset == onset
+    window = 40 if at_step is None else 20
     if onset is not None:
         assert found.before is not None
-        assert (found.before.first, found.before.last) == (max(onset - 40, 1), onset - 1)
+        assert (found.before.first, found.before.last) == (max(onset - window, 1), onset - 1)
         assert found.after is not None
         assert found.after.first == onset
 

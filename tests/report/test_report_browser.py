@@ -153,6 +153,18 @@ def test_the_readout_says_the_value_and_points_at_it(browser: Any, page: str) ->
     assert on_line == [pytest.approx(0, abs=0.1), pytest.approx(0, abs=0.1)]
 
 
+def test_a_number_leads_to_its_chart(browser: Any, page: str) -> None:
+    opened(browser, page, "#diagnosis")
+    link = browser.find_element("css selector", "#diagnosis .numbers a")
+    name = link.text
+    script(browser, "arguments[0].focus()", link)
+    press(browser, webdriver.Keys.ENTER)
+    assert script(browser, "return document.querySelector('section:not([hidden])').id") == "health"
+    assert script(browser, "return document.activeElement.dataset.name") == name == "kl"
+    browser.back()
+    assert script(browser, "return document.querySelector('section:not([hidden])').id") == "diagnosis"
+
+
 def test_a_signal_is_found_by_its_name(browser: Any, page: str) -> None:
     opened(browser, page)
     press(browser, "/")

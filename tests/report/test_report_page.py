@@ -94,7 +94,7 @@ def test_restarts_are_marked(tmp_path: Path) -> None:
         journal.start_segment(from_step=80, time=2000.0)
     text = render_report(examine_run(directory))
     assert '<g class="mark segment">' in text
-    assert "segment 2" in text
+    assert "restart: segment 2" in text
 
 
 def test_a_baseline_is_the_ruler(tmp_path: Path) -> None:

@@ -37,10 +37,11 @@ def rewards(case: Case) -> Level:
         case,
         [
             Check(said="reward code against the snapshot", run=lambda c: drift_findings(c, "reward", "reward")),
-            Check(said="each reward function", run=_functions),
+            Check(said="reward functions that fail or give nothing", run=_failing),
             Check(said="reward scale at the steps where KL rises", run=_scale_stairs, needs=("reward_std", "kl")),
             Check(said="the scale of the rewards", run=_scale, needs=("reward_std",)),
             Check(said="reward hacking", run=hacking, needs=("reward_mean",)),
+            Check(said="which reward function moved", run=_which_moved),
             Check(said="the spread inside groups", run=_no_spread, needs=("group_reward_std",)),
             Check(said="responses cut, empty or too long", run=_cut),
             Check(said="sampler against trainer", run=_mismatch, needs=("rollout_mismatch_kl",)),
@@ -61,15 +62,16 @@ def rewards(case: Case) -> Level:
 # ---- reward functions
 
 
-def _functions(case: Case) -> Iterator[Finding]:
-    names = [m[1] for signal in case.compare.run.signals if (m := _FUNCTION.fullmatch(signal))]
-    for name in names:
-        yield from _failing(case, name)
-    if case.acute:
-        yield from _which_moved(case, names)
+def _functions(case: Case) -> list[str]:
+    return [m[1] for signal in case.compare.run.signals if (m := _FUNCTION.fullmatch(signal))]
 
 
-def _failing(case: Case, name: str) -> Iterator[Finding]:
+def _failing(case: Case) -> Iterator[Finding]:
+    for name in _functions(case):
+        yield from _fails(case, name)
+
+
+def _fails(case: Case, name: str) -> Iterator[Finding]:
     errors, missing = case.compare[f"reward/{name}_errors"], case.compare[f"reward/{name}_missing"]
     failed = errors is not None and max(errors.after, errors.extreme) > 0
     absent = missing is not None and (
@@ -90,10 +92,10 @@ def _failing(case: Case, name: str) -> Iterator[Finding]:
         )
 
 
-def _which_moved(case: Case, names: list[str]) -> Iterator[Finding]:
-    found = {name: it for name in names if (it := case.compare[f"reward/{name}_mean"]) is not None}
+def _which_moved(case: Case) -> Iterator[Finding]:
+    found = {name: it for name in _functions(case) if (it := case.compare[f"reward/{name}_mean"]) is not None}
     moved = {name: it for name, it in found.items() if it.rose(times=1.15, z=4.0) or it.fell(times=0.85, z=4.0)}
-    if not moved:
+    if not moved or not case.acute:
         return
     top = max(moved, key=lambda name: abs(moved[name].z))
     still = [name for name in found if name not in moved]

@@ -17,7 +17,16 @@
       links[place].tabIndex = chosen ? 0 : -1;
     });
   };
-  const named = () => pages.find((page) => "#" + page.id === location.hash) || pages[0];
+  const target = () => document.getElementById(location.hash.slice(1));
+  const named = () => (target() && target().closest("section")) || pages[0];
+  const arrive = () => {
+    show(named());
+    const chart = target();
+    if (!chart || !chart.matches(".chart")) { window.scrollTo(0, 0); return; }
+    if (chart.closest("details")) chart.closest("details").open = true;
+    chart.scrollIntoView();
+    chart.focus({ preventScroll: true });
+  };
   links.forEach((link, place) => {
     link.id = "tab-" + pages[place].id;
     link.setAttribute("role", "tab");
@@ -39,9 +48,9 @@
       next.click();
     });
   });
-  window.addEventListener("popstate", () => { show(named()); window.scrollTo(0, 0); });
+  window.addEventListener("popstate", arrive);
   show(named());
-  window.addEventListener("load", () => window.scrollTo(0, 0));
+  window.addEventListener("load", arrive);
 
   // ---- readouts: every chart shows the same step
   const word = (value) => {
