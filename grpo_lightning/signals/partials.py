@@ -289,15 +289,15 @@ def merge(packs: Sequence[Tensor], layout: Layout) -> Merged:
         raise DataError(
             f"The ranks packed {sizes} values where {sum(lengths)} are expected: give all ranks the same configuration."
         )
-    stacked: Vector = torch.stack(list(packs)).cpu().numpy()
+    stacked: Vector = (torch.stack(list(packs)) if len(packs) > 1 else packs[0].unsqueeze(0)).cpu().numpy()
     sums, maxima, moments, vectors, samples = _cut(stacked, lengths)
     return Merged(
         sums=dict(zip(layout.sums, sums.sum(0).tolist(), strict=True)),
         maxima=_extremes(layout.maxima, maxima.max(0).tolist() if layout.maxima else []),
         moments=_joined_moments(layout.moments, moments.tolist()),
         vectors={
-            n: v[0]
-            for n, v in zip(layout.vectors, _cut(vectors.sum(0)[None], list(layout.vectors.values())), strict=True)
+            n: v[0] if len(v) == 1 else v.sum(0)
+            for n, v in zip(layout.vectors, _cut(vectors, list(layout.vectors.values())), strict=True)
         },
         samples={
             n: _joined_samples(s)

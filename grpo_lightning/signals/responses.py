@@ -105,7 +105,8 @@ def _shared_by_bisection(hashes_PGL: Tensor, lengths_PG: Tensor) -> Tensor:
         trial = at + step
         equal = flat_PX.gather(1, trial) == flat_PX.gather(1, trial + apart)
         at = torch.where(equal, trial, at)
-    return (at - start).double().mean(1)
+    shared_P: Tensor = (at - start).double().mean(1)
+    return shared_P
 
 
 def _padded(hashes_PGL: Tensor, lengths_PG: Tensor, width: int) -> Tensor:

@@ -40,23 +40,26 @@ def sketches(parts: Sequence[tuple[Tensor, bool]]) -> list[Tensor]:
     """
     if not parts:
         return []
-    sizes = [sketch_size(signed=signed) // 2 for _, signed in parts]
+    sizes = [sketch_size(signed=signed) for _, signed in parts]
     values = torch.cat([v.flatten() for v, _ in parts]).double()
-    zero = _zeros(tuple((v.numel(), signed) for v, signed in parts), values.device)
-    lost = (values - values) != 0
-    places = (zero + _signed_bin(values)).masked_fill_(lost, sum(sizes))  # behind the last bin
-    counts = torch.bincount(places, minlength=sum(sizes) + 1).double()
-    totals = torch.zeros_like(counts).index_add_(0, places, values.masked_fill_(lost, 0.0))
-    pairs = torch.stack([counts, totals])[:, :-1].split_with_sizes(sizes, dim=1)
-    return [pair.flatten() for pair in pairs]
+    zero, bins = _places_of_zero(tuple((v.numel(), signed) for v, signed in parts), values.device)
+    kept = (values - values) == 0
+    values = values.masked_fill(~kept, 0.0)
+    places = zero + _signed_bin(values)
+    found = torch.zeros(sum(sizes), dtype=torch.float64, device=values.device)
+    found.index_add_(0, torch.cat([places, places + bins]), torch.cat([kept.double(), values]))
+    return list(found.split_with_sizes(sizes))
 
 
 @lru_cache(maxsize=64)
-def _zeros(parts: tuple[tuple[int, bool], ...], device: torch.device) -> Tensor:
-    """For each value the bin that a 0 falls into."""
-    sizes = [sketch_size(signed=signed) // 2 for _, signed in parts]
+def _places_of_zero(parts: tuple[tuple[int, bool], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each value, where a 0 of its histogram is counted, and how far behind its total is."""
+    sizes = [sketch_size(signed=signed) for _, signed in parts]
     zeros = [sum(sizes[:i]) + (_BINS if signed else 0) for i, (_, signed) in enumerate(parts)]
-    return torch.tensor(zeros).repeat_interleave(torch.tensor([count for count, _ in parts])).to(device)
+    both = torch.tensor([zeros, [size // 2 for size in sizes]])
+    counts = torch.tensor([count for count, _ in parts])
+    zero, bins = both.repeat_interleave(counts, dim=1).to(device).unbind()
+    return zero, bins
 
 
 def _signed_bin(values: Tensor) -> Tensor:
