@@ -72,6 +72,7 @@ def examine_run(
     baseline: Baseline | None = None,
     at_step: int | None = None,
     weights: bool = True,
+    status: str | None = None,
 ) -> Examined:
     """A run by its directory.
 
@@ -80,6 +81,7 @@ def examine_run(
         baseline: the ruler; the one that the run was held against where it still exists, when None.
         at_step: what to diagnose; the onset of the main open alert, when None.
         weights: whether a snapshot's weights are read again.
+        status: how the run ends, where its own process asks just before; as recorded, when None.
     """
     with directory.journal(read_only=True) as journal:
         meta, segments = journal.meta(), journal.segments()
@@ -103,7 +105,8 @@ def examine_run(
         restarts=[segment.from_step for segment in segments[1:]],
     )
     notes = [f"{file.unread} lines of {file.name} could not be read" for file in evidence if file.unread]
-    status = segments[-1].status if segments else "new"
+    if status is None:
+        status = "running" if directory.is_live() else segments[-1].status if segments else "new"
     return Examined(
         name=meta.get("name", directory.run_id),
         run=run,
@@ -113,7 +116,7 @@ def examine_run(
         directory=directory.path,
         run_id=directory.run_id,
         description=meta.get("description", ""),
-        status="running" if directory.is_live() else status,
+        status=status,
         facts=_facts(segments, latest.time if latest else None),
         segments=segments,
         events=sorted(events, key=lambda event: event.step),

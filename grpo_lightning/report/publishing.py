@@ -16,13 +16,16 @@ __all__ = ["publish_report"]
 _log = logging.getLogger(__name__)
 
 
-def publish_report(directory: RunDirectory, hand_on: Callable[[Path], object] | None = None) -> Path | None:
+def publish_report(
+    directory: RunDirectory, hand_on: Callable[[Path], object] | None = None, *, status: str | None = None
+) -> Path | None:
     """Write `report.html` into the run directory and hand it on, e.g. to MLflow's artifacts.
 
+    `status` is how the run ends, where its process still holds it: finished, paused, failed, killed.
     What fails is logged, and None is returned: a run does not end in an error for its report.
     """
     try:
-        path = write_report(examine_run(directory, weights=False), directory.report)
+        path = write_report(examine_run(directory, weights=False, status=status), directory.report)
         if hand_on is not None:
             hand_on(path)
     except (GrpoError, OSError, ValueError, ArithmeticError, LookupError, TypeError) as error:

@@ -180,7 +180,10 @@ def test_an_empty_log_is_one_sentence() -> None:
 
 def test_the_report_of_a_runs_end_is_handed_on(tmp_path: Path) -> None:
     directory, taken = make_run(tmp_path), []
-    assert publish_report(directory, taken.append) == directory.report
+    with directory.lock():  # as the run's own process does at its end
+        assert examine_run(directory).status == "running"
+        assert publish_report(directory, taken.append, status="killed") == directory.report
+    assert "<dd>killed</dd>" in directory.report.read_text()
     assert taken == [directory.report]
     assert directory.report.read_text().startswith("<!doctype html>")
 
