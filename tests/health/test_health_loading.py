@@ -223,7 +223,7 @@ def _lines(text: str, random: Random) -> str:
         elif move == "indent":
             lines.insert(place, " " * random.randint(1, 4) + line)
         elif move == "half":
-            lines.insert(place, line[: random.randrange(len(line))])
+            lines.insert(place, line[: random.randrange(len(line) + 1)])
         if not lines:
             return ""
     return "".join(lines)
