@@ -253,6 +253,16 @@ def _entropy(sign: float) -> Callable[[int], L.Callback]:
     return make
 
 
+def _sharpen(onset: int) -> L.Callback:
+    """The logits grow by a twelfth at every step: the policy becomes certain of whatever it says."""
+
+    def each(module: Any, since: int) -> None:
+        with torch.no_grad():
+            module.policy.model.norm.weight.mul_(1.085)
+
+    return _From(onset, each=each)
+
+
 def _large_updates(onset: int) -> L.Callback:
     def each(module: Any, since: int) -> None:
         for group in module.optimizers().param_groups:
@@ -282,7 +292,7 @@ FAULTS: dict[str, Fault] = {
     "sign-flipped advantages": Fault(inject=_flipped, actions=("pause",), causes=("algorithm",)),
     "advantages ten times as wide": Fault(inject=_wide, actions=("pause",), causes=("algorithm", "data")),
     "frozen policy": Fault(inject=_frozen, actions=("pause",), causes=("algorithm",)),
-    "entropy collapse": Fault(inject=_entropy(-1.0), actions=("pause",), causes=("algorithm",)),
-    "entropy explosion": Fault(inject=_entropy(1.0), actions=("pause",), causes=("algorithm",)),
+    "entropy collapse": Fault(inject=_sharpen, actions=("pause",), causes=("algorithm",)),
+    "entropy explosion": Fault(inject=_entropy(10.0), actions=("pause",), causes=("algorithm",)),
     "updates too large": Fault(inject=_large_updates, actions=("pause",), causes=("algorithm",)),
 }

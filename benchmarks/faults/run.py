@@ -42,7 +42,7 @@ from grpo_lightning.training.settings import (
     SamplingSettings,
 )
 
-STEPS, QUICK_STEPS = 120, 110
+STEPS, QUICK_STEPS = 160, 150
 HEALTHY: tuple[dict[str, Any], ...] = (
     {},
     {"group_size": 4},
@@ -107,7 +107,8 @@ def run(seed: int, steps: int, *, settings: dict[str, Any], fault: L.Callback | 
             events = [row.event for row in journal.alerts(all_segments=True)]
             latest = journal.latest()
         alerts = [
-            {"rule": e.name, "step": e.payload["step"]} | {k: e.payload[k] for k in ("action", "severity", "cause")}
+            {"rule": e.name, "step": e.payload["step"]}
+            | {k: e.payload[k] for k in ("action", "severity", "cause", "onset_step")}
             for e in events
         ]
     return Outcome(alerts=alerts, steps=latest.step if latest else 0, error=error, seconds=perf_counter() - started)
@@ -154,6 +155,7 @@ def judge(fault: Fault, outcome: Outcome, onset: int) -> dict[str, Any]:
     found = [a for a in outcome.alerts if a["step"] >= onset and a["action"] in fault.actions]
     pauses = [a for a in found if a["action"] == "pause"]
     first = found[0] if found else None
+    pauses = sorted(pauses, key=lambda a: (a["step"], a["onset_step"]))
     deciding = pauses[0] if pauses and fault.actions != ("skip_update",) else first
     repaired = first is not None and first["action"] == "skip_update" and fault.actions == ("skip_update",)
     right = bool(pauses) or repaired

@@ -228,8 +228,9 @@ class HealthMonitor(L.Callback):
         if change.change == "firing" and self._evidence is not None:
             file = self._evidence.capture(record, alert.rule)
         self._record(change, file)
-        if change.change != "resolved" and alert.action == "pause" and self._pausing is None:
-            self._pausing = alert
+        if change.change != "resolved" and alert.action == "pause":
+            earlier = self._pausing  # of this step: what began first is told
+            self._pausing = alert if earlier is None or alert.onset_step < earlier.onset_step else earlier
 
     def _record(self, change: AlertChange, evidence: Path | None) -> None:
         alert = change.alert

@@ -27,6 +27,7 @@ def pause_message(alert: Alert, *, directory: RunDirectory | None, checkpoint: P
     lines = [
         f"paused by {alert.rule} at step {alert.step}: {alert.summary}",
         f"  it began about step {alert.onset_step}; most likely cause: {alert.cause}; look first at: {alert.runbook}",
+        f"  look closer     python -m grpo_lightning diagnose {run}",
         f"  say why         {acknowledge_command(run, alert.id, alert.cause)}",
     ]
     if checkpoint is not None:

@@ -29,6 +29,7 @@ from grpo_lightning.callbacks.sinks import check_sinks, open_sinks
 from grpo_lightning.callbacks.summary import say_summary
 from grpo_lightning.errors import GrpoError, RunPaused
 from grpo_lightning.objective.batch import StepRecord
+from grpo_lightning.report import publish_report
 from grpo_lightning.sinks import EventRow, RunDirectory, SegmentStatus, StepRow
 from grpo_lightning.sinks.console import ConsoleSink
 from grpo_lightning.sinks.redact import redact_text
@@ -194,6 +195,11 @@ class RunRecorder(L.Callback):
             return
         if 0 < self._step < self.settings.fingerprint_steps:
             self._write_fingerprint(opened)
+        publish_report(
+            opened.directory,
+            lambda path: opened.in_mlflow(lambda run: run.log_artifact(path), "the report"),
+            status=status,
+        )
         opened.close(status, reason)
         say_summary(
             opened.console,
