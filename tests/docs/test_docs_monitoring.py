@@ -29,9 +29,10 @@ TOOLS = {"Prometheus": "prometheus", "Weights & Biases": "wandb"}
 
 def run(block: str, folder: Path) -> str:
     """Run a block of commands in bash, each of which must succeed; what it printed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        block = block.replace("9090", str(free.getsockname()[1]))
+    for port in ("9090", "9093"):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            block = block.replace(port, str(free.getsockname()[1]))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {**os.environ, "PATH": path, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     for name in ("MLFLOW_TRACKING_URI", "WANDB_MODE", "WANDB_API_KEY"):
@@ -56,7 +57,7 @@ def run(block: str, folder: Path) -> str:
 
 
 def test_every_block_of_commands_is_run_below() -> None:
-    assert set(BLOCKS) == {"JSON lines", "Prometheus", "Grafana", "Weights & Biases"}
+    assert set(BLOCKS) == {"JSON lines", "Prometheus", "Grafana", "Weights & Biases", "Alertmanager and webhooks"}
 
 
 def test_grafana(tmp_path: Path) -> None:
@@ -83,6 +84,19 @@ def test_prometheus(tmp_path: Path) -> None:
     assert found, answer
     assert (tmp_path / "runs" / found[1]).is_dir()
     assert int(found[2]) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("prometheus-alertmanager") is None,
+    reason="Alertmanager is not installed (apt-get install prometheus-alertmanager)",
+)
+def test_alertmanager(tmp_path: Path) -> None:
+    said = run(BLOCKS["Alertmanager and webhooks"], tmp_path)
+    (path,) = (tmp_path / "runs").iterdir()
+    shown = said[said.index("Labels") :]
+    assert 'alertname="hello"' in shown
+    assert f'run_id="{path.name}"' in shown
 
 
 @pytest.mark.slow

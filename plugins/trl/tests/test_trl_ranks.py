@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_groups_that_are_spread_over_two_processes(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path)
     script = Path(__file__).with_name("two_ranks.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(script.parent)])
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -28,7 +28,7 @@ def test_groups_that_are_spread_over_two_processes(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -162,6 +162,31 @@ def test_metrics_and_extras_of_reward_functions_are_kept(tmp_path: Path, model: 
     assert all(set(r["rewards"]) == {"telling", "varied"} for r in rows)
 
 
+def test_tokens_of_an_environment_and_log_probs_of_a_sampler(tmp_path: Path, model: Path) -> None:
+    """A rollout function: each answer has five tokens, of which the environment gave two; one log-prob is unknown."""
+
+    def roll(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        ids = [[5 + i, 6, 7, 8, 1] for i in range(len(prompts))]
+        given = trainer.processing_class(prompts)["input_ids"]
+        logprobs = [[-3.5, -3.5, 0.0, 0.0, float("nan")] for _ in prompts]
+        return {
+            "prompt_ids": given,
+            "completion_ids": ids,
+            "logprobs": logprobs,
+            "env_mask": [[1, 1, 0, 0, 1]] * len(ids),
+        }
+
+    trainer = make_trainer(tmp_path, model, varied, max_steps=2, rollout_func=roll)
+    watch_run(tmp_path, trainer)
+    for row, told in zip(steps_of(only_run(tmp_path)), logged(trainer), strict=True):
+        assert row.values["entropy"] == pytest.approx(told["entropy"], rel=1e-5)
+        assert (row.values["response_length_mean"], told["completions/mean_length"]) == (5.0, 3.0)
+        assert (row.values["truncated_fraction"], row.values["nonfinite_count"]) == (0.0, 0.0)
+        ours = row.values["logprob_wrong"]  # the mean over the three tokens, of which two have a sampler's
+        assert row.values["rollout_mismatch_max"] < 1.5
+        assert abs(row.values["rollout_mismatch_kl"] - 2 / 3 * (-3.5 - ours)) < 0.2
+
+
 @pytest.mark.slow
 def test_two_reward_functions_of_one_name_are_told_apart(tmp_path: Path, model: Path) -> None:
     watch_run(tmp_path, make_trainer(tmp_path, model, varied, varied, max_steps=1))

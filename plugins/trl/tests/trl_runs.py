@@ -62,6 +62,7 @@ def make_trainer(
         "report_to": [],
         "disable_tqdm": True,
     }
+    roll = {"rollout_func": config.pop("rollout_func")} if "rollout_func" in config else {}
     data = [{"prompt": f"{i}+{i * i % 97}=", "source": "ab"[i % 2]} for i in range(rows)]
     return kind(
         model=str(model),
@@ -69,6 +70,7 @@ def make_trainer(
         train_dataset=Dataset.from_list(data),
         eval_dataset=Dataset.from_list(data[:2]),
         args=GRPOConfig(**(settings | config)),
+        **roll,
     )
 
 
