@@ -155,6 +155,17 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+# Numbers as people write them: 1e-6 is one, and 0x30 (48 in YAML) is thirty zeros of a test's series.
+_INT = r"[-+]?(?:0|[1-9]\d*)"
+_FLOAT = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in found if not tag.endswith((":int", ":float"))]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(f"{_INT}$"), list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"(?:{_FLOAT})$"), list("-+.0123456789"))
+
+
 # ---- records
 
 
@@ -244,7 +255,7 @@ def _check_condition(condition: Condition, bound: str, where: str) -> None:
 def _check_rule(rule: Rule, where: str) -> None:
     for name in (
         "for_steps",
-    "for_samples",
+        "for_samples",
         "for_minutes",
         "for_groups",
         "after_steps",
