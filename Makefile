@@ -10,8 +10,8 @@ PIP_COMPILE := $(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --n
 fit: $(VENV)/.base  ## train the shipped example
 	$(BIN)/python -m grpo_lightning fit
 
-test: $(VENV)/.dev  ## the fast tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.dev  ## the fast tests, on two processes
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/.dev  ## the long tests only
 	$(BIN)/python -m pytest -m slow

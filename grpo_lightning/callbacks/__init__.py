@@ -13,6 +13,7 @@ from grpo_lightning.callbacks.health import HealthMonitor, HealthSettings
 from grpo_lightning.callbacks.recorder import RunRecorder, StepListener
 from grpo_lightning.callbacks.settings import CheckpointSettings, ProbeSettings, RunSettings
 from grpo_lightning.callbacks.snapshot import RunSnapshot, SnapshotSettings
+from grpo_lightning.sinks.redact import redact_config
 
 __all__ = [
     "CheckpointSettings",
@@ -48,6 +49,6 @@ def run_callbacks(
     monitor = HealthMonitor(recorder, evidence=evidence, checkpoint=saver, settings=health, resume_from=resume_from)
     if snapshot is None:
         return [recorder, evidence, monitor, saver]
-    config = yaml.safe_load(config_yaml) if config_yaml else {}
+    config = redact_config(yaml.safe_load(config_yaml)) if config_yaml else {}
     made_of = RunSnapshot(recorder, monitor=monitor, settings=snapshot, config=config, accept=accept_drift, note=note)
     return [recorder, evidence, monitor, made_of, saver]
