@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_lightning.cli.arguments import Parser, dumps
-from grpo_lightning.cli.sources import open_source
+from grpo_lightning.cli.sources import Source, open_source
 from grpo_lightning.health import Baseline, build_baseline, load_baseline, save_baseline
 from grpo_lightning.sinks.terminal import plain
 
@@ -53,7 +55,7 @@ def _parser() -> Parser:
 
 def _build(args: argparse.Namespace) -> int:
     sources = [open_source(run, root=args.root, logging_steps=args.logging_steps) for run in args.runs]
-    baseline = build_baseline({source.name: source.steps for source in sources})
+    baseline = build_baseline(dict(zip(_names(sources), (source.steps for source in sources), strict=True)))
     save_baseline(baseline, args.out)
     if args.json:
         print(dumps(_facts(baseline) | {"file": args.out}))
@@ -62,6 +64,16 @@ def _build(args: argparse.Namespace) -> int:
         for mark in baseline.marks:
             print(f"  {plain(mark.summary)}")
     return 0
+
+
+def _names(sources: Sequence[Source]) -> list[str]:
+    """The sources' names; those of one name, which are different runs, are numbered."""
+    seen: Counter[str] = Counter()
+    names = []
+    for source in sources:
+        seen[source.name] += 1
+        names.append(source.name if seen[source.name] == 1 else f"{source.name} ({seen[source.name]})")
+    return names
 
 
 def _facts(baseline: Baseline) -> dict[str, Any]:
@@ -75,7 +87,8 @@ def _show(args: argparse.Namespace) -> int:
         print(dumps(_facts(baseline)))
         return 0
     table = Table(title=f"{baseline.steps} steps of {plain(', '.join(baseline.runs))}")
-    for name in ("signal", "at the start", "in the middle", "at the end", "spread at the end"):
+    table.add_column("signal", no_wrap=True)
+    for name in ("at the start", "in the middle", "at the end", "spread at the end"):
         table.add_column(name)
     for signal, band in baseline.signals.items():
         places = (1.0, baseline.steps / 2, float(baseline.steps))
@@ -97,7 +110,8 @@ def _compare(args: argparse.Namespace) -> int:
         print(dumps({"run": source.name, "signals": rows, "away": [row["signal"] for row in away]}))
         return int(bool(away))
     table = Table(title=f"{plain(source.name)} against {plain(', '.join(baseline.runs))}")
-    for name in ("signal", "outside the band", "first outside", "last distance (spreads)"):
+    table.add_column("signal", no_wrap=True)
+    for name in ("outside the band", "first outside", "last distance (spreads)"):
         table.add_column(name)
     for row in rows:
         first = str(row["first_outside"]) if row["first_outside"] is not None else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,6 +106,8 @@ def _fails(judged: Judged, fail_on: str) -> bool:
 def _follow(args: argparse.Namespace, rules: Sequence[Rule], baseline: Baseline | None) -> int:
     if len(args.logs) != 1:
         raise UsageError(f"--follow watches one log and {len(args.logs)} are named: start one check for each.")
+    if not 0 < args.poll < math.inf:
+        raise UsageError(f"--poll is {args.poll}: give seconds above 0.")
     judge = Judge(rules, baseline=baseline)
     last: int | None = None
     intervals: list[float] = []

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 from grpo_lightning.errors import UsageError
 from grpo_lightning.health import Step
 from grpo_lightning.logs import LogReader, LogStep, open_log
@@ -89,6 +91,7 @@ def steps_of_log(log: LogReader) -> Iterator[Step]:
 
 def steps_of_journal(path: Path) -> Iterator[Step]:
     """A run's steps, one value per step; an evaluation is judged with the step after it, as it was live."""
+    groups = _groups_per_step(path.parent / "config.yaml")
     with Journal(path, read_only=True) as journal:
         evaluations = sorted((event.step, dict(event.payload)) for event in journal.evaluations())
         waiting = 0
@@ -98,5 +101,15 @@ def steps_of_journal(path: Path) -> Iterator[Step]:
             while waiting < len(evaluations) and evaluations[waiting][0] < row.step:
                 values |= {k: float(v) for k, v in evaluations[waiting][1].items()}
                 waiting += 1
-            yield Step(step=row.step, values=values, span=float(max(row.step - last, 1)) if last else 1.0)
+            span = float(max(row.step - last, 1)) if last else 1.0
+            yield Step(step=row.step, values=values, span=span, groups=groups * span if groups is not None else None)
             last = row.step
+
+
+def _groups_per_step(config: Path) -> float | None:
+    """Prompts in an optimizer step, as the run's settings have it: what it was judged by while it ran."""
+    try:
+        settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+        return float(settings["data"]["prompts_per_step"]) / float(settings["model"].get("num_minibatches") or 1)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError, ArithmeticError):
+        return None

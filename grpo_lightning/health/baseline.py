@@ -147,11 +147,11 @@ def save_baseline(baseline: Baseline, path: str | Path) -> None:
         "marks": [{"signal": m.signal, "step": m.step, "before": m.before, "after": m.after} for m in baseline.marks],
     }
     target = Path(path)
-    draft = target.with_name(f".{target.name}.draft")
     try:
+        draft = target.with_name(f".{target.name}.draft")
         draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
         draft.replace(target)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"The baseline {target} can't be written: {error}.") from error
 
 
