@@ -47,6 +47,13 @@ class Track:
         self.met_at: int | None = None  # when it last held long enough
         self.alert: Alert | None = None
 
+    @property
+    def feeds(self) -> tuple[Feed, Feed | None]:
+        """Of its signal, and of the one that may stand in."""
+        if self.gauge is None:
+            raise ValueError(f"{self.rule.name} joins rules and has no signal of its own")
+        return self.gauge.feed, self.gauge.other.feed if self.gauge.other is not None else None
+
     def complete(self) -> None:
         """Make the other conditions ready: what they read and no main condition does, is made when they are asked."""
         rule, feeds = self.rule, self._feeds
@@ -76,9 +83,12 @@ class Track:
         feed = gauge.feed
         if not feed.fresh:
             return None
-        if not feed.finite or gauge.test():
+        held = gauge.test() if feed.finite else True
+        if held:
             holds = moment.groups >= self._min_groups * moment.span and self._others_hold()
             return self._hold(moment) if holds else self._let_go(moment)
+        if held is None and gauge.condition.relative_to is not None:
+            return None  # what it is relative to is 0 or not measured: nothing to compare with
         return None if self._since is None and self.alert is None else self._let_go(moment)
 
     def step_together(self, moment: Moment, tracks: Mapping[str, Track]) -> AlertChange | None:

@@ -145,8 +145,8 @@ def test_a_notebook_stops_without_an_exception(tmp_path: Path, tiny_model: Path,
     [
         ({"actions": {"nothing": "off"}}, "'nothing'"),
         ({"actions": {"kl_runaway": "explode"}}, "notify, pause or off"),
-        ({"rules": ["/nowhere.yaml"]}, "/nowhere.yaml can't be read"),
-        ({"baseline": "/nowhere.json"}, "/nowhere.json is not a baseline"),
+        ({"rules": ["/nowhere.yaml"]}, "/nowhere.yaml is no file"),
+        ({"baseline": "/nowhere.json"}, "/nowhere.json"),
     ],
     ids=["unknown rule", "unknown action", "no rules", "no baseline"],
 )

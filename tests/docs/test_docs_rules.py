@@ -31,9 +31,7 @@ def test_every_rule_is_listed_with_its_action_and_a_link_that_leads_somewhere(
 ) -> None:
     page = (site / "rules.md").read_text()
     for rule in shipped_rules():
-        (row,) = [
-            line for line in page.splitlines() if line.startswith(f"| [`{rule.name}`]")
-        ]
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| [`{rule.name}`]")]
         link = re.search(r"\]\(([^)]+)\)", row)
         assert link is not None
         assert (site / link[1]).is_file()
@@ -52,25 +50,17 @@ def test_the_page_names_every_key_of_a_rule(site: Path) -> None:
     }  # for logs that lack a signal; not a key
     for name in {*Rule.__dataclass_fields__, *Condition.__dataclass_fields__} - written:
         stem = name.removesuffix("_above").removesuffix("_below")
-        assert stem in words or f"{stem}_below" in words or f"{stem}_above" in words, (
-            name
-        )
+        assert stem in words or f"{stem}_below" in words or f"{stem}_above" in words, name
 
 
 def test_the_pages_example_is_a_rule(site: Path) -> None:
-    blocks = re.findall(
-        r"```yaml\n(.*?)```", (site / "rules.md").read_text(), re.DOTALL
-    )
+    blocks = re.findall(r"```yaml\n(.*?)```", (site / "rules.md").read_text(), re.DOTALL)
     assert parse_rules(blocks[0])[0].for_steps == 20
 
 
-def test_the_pages_commands_do_what_it_says(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pages_commands_do_what_it_says(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(
-        r"```bash\n(.*?)```", (site / "rules.md").read_text(), re.DOTALL
-    )
+    (block,) = re.findall(r"```bash\n(.*?)```", (site / "rules.md").read_text(), re.DOTALL)
     shell = block.split("python -m grpo_lightning")[0]
     subprocess.run(["bash", "-e", "-c", shell], check=True)
     assert main(["rules", "check", "mine/rules.yaml"]) == 0

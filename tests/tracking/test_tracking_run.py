@@ -223,7 +223,9 @@ def test_resuming_does_not_wait_for_a_server_that_is_away(caplog):
 
 def test_the_way_to_the_ui():
     program, _, rest = ui_command("sqlite:////a b/m.db").partition(" ui ")
-    assert shutil.which(program) == str(Path(sys.executable).with_name("mlflow")), "the one of this environment"
+    assert Path(shutil.which(program) or "").absolute() == Path(sys.executable).with_name("mlflow").absolute(), (
+        "the one of this environment"
+    )
     assert rest == "--backend-store-uri 'sqlite:////a b/m.db'"
     assert ui_command("postgresql://u:p@h/d").endswith("mlflow ui --backend-store-uri postgresql://***@h/d")
     assert ui_command("https://u:p@h/") == "https://***@h/"

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import run_snapshot
 import torch
-from conftest import git, install, make_wheel, only_installed
 from run_snapshot import (
     Rows,
     SnapshotError,
@@ -26,6 +25,7 @@ from run_snapshot import (
     verify,
 )
 from run_snapshot.manifest import load_snapshot
+from snapshot_support import git, install, make_wheel, only_installed
 
 Make = Callable[..., Path]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import commit, install, make_wheel, only_installed
 from run_snapshot import SnapshotError, capture, diff
 from run_snapshot.cli import main
 from run_snapshot.records import LEVELS
+from snapshot_support import commit, install, make_wheel, only_installed
 
 Make = Callable[..., Path]
 SETTINGS: dict[str, Any] = {"config": {"lr": 1, "sampling": {"t": 1.0, "n": [1, 2]}}, "seeds": {"seed": 0}}

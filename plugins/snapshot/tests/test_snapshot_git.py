@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import commit, git
 from run_snapshot.digests.files import git_blob
 from run_snapshot.repository import find_repository, read_repository
+from snapshot_support import commit, git
 
 Make = Callable[..., Path]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import commit, git, install, make_wheel, only_installed
 from run_snapshot import UsageError, capture, restore
 from run_snapshot.records import Report
+from snapshot_support import commit, git, install, make_wheel, only_installed
 
 Make = Callable[..., Path]
 

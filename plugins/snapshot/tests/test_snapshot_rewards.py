@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import git
 from run_snapshot.digests.files import git_blob
 from run_snapshot.rewards import Rewards, read_rewards
+from snapshot_support import git
 
 FILES = {
     "rewards.py": "import json\nimport numpy\nimport helpers\nfrom lib import text\n\ndef score(completions, **_):\n"

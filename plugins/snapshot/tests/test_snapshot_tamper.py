@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import commit, git, install, make_wheel, only_installed
 from run_snapshot import Snapshot, capture, check, verify
 from safetensors.torch import load_file, save_file
+from snapshot_support import commit, git, install, make_wheel, only_installed
 
 ROWS = 25_000
 
