@@ -194,10 +194,8 @@ def _faulty(name: str, seed: int, steps: int) -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()):
         outcome = run(seed, steps, settings=dict(fault.settings), fault=fault.inject(onset))
     found = judge(fault, outcome, onset)
-    print(
-        f"{name:<32} seed {seed} onset {onset} {found['delay']!s:>5} {' '.join(found['rules'])} {found['error']} {outcome.seconds:.0f} s",
-        flush=True,
-    )
+    told = f"{' '.join(found['rules'])} {found['error']} {outcome.seconds:.0f} s"
+    print(f"{name:<32} seed {seed} onset {onset} {found['delay']!s:>5} {told}", flush=True)
     return found
 
 
