@@ -5,15 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from grpo_lightning.health.feeds import Feed, Feeds
 from grpo_lightning.health.records import Condition
-from grpo_lightning.health.rulers import LateRecent, Recent
+from grpo_lightning.health.windows import WindowLike
 
-__all__ = ["Gauge"]
+__all__ = ["Gauge", "Test"]
 
 Measure = Callable[[], float | None]
 Test = Callable[[], bool | None]
+
+
+class Judged(Protocol):
+    """What has a value once there is one."""
+
+    @property
+    def value(self) -> float | None: ...
+
+
+class Level(Protocol):
+    """What has a level once there is one."""
+
+    @property
+    def level(self) -> float | None: ...
+
+
+class Spread(Protocol):
+    """What has a spread once there is one."""
+
+    @property
+    def spread(self) -> float | None: ...
 
 
 class Gauge:
@@ -100,82 +122,82 @@ def _measure(condition: Condition, feeds: Feeds, late: bool) -> Measure:
         return lambda: stairs.value
     if condition.kind == "trend":
         return _trend(condition, feeds, late)
-    judged = _judged(condition, feeds, late)
+    window = _judged(condition, feeds, late)
     if condition.kind == "level":
-        return judged
+        return lambda: window.value
     if condition.kind == "jump":
-        return _jump(judged, feed.recent(condition, late=late))
+        return _jump(window, feed.recent(condition, late=late))
     level, spread = _ruler(condition, feed, late)
     if condition.unit is not None:
-        spread = _unit(condition, feeds)
+        spread = _Unit(condition, feeds)
     by_z = condition.ruler_z_above is not None or condition.ruler_z_below is not None
-    return _distance(judged, level, spread) if by_z else _ratio(judged, level)
+    return _distance(window, level, spread) if by_z else _ratio(window, level)
 
 
-def _judged(condition: Condition, feeds: Feeds, late: bool) -> Measure:
+class _Changed:
+    """A windowed value, relative to another signal's and absolute as asked."""
+
+    def __init__(self, window: WindowLike, other: WindowLike | None, *, absolute: bool) -> None:
+        self._window, self._other, self._absolute = window, other, absolute
+
+    @property
+    def value(self) -> float | None:
+        """None where there is nothing to divide by."""
+        value = self._window.value
+        if value is not None and self._other is not None:
+            below = self._other.value
+            value = None if below is None or below == 0.0 else value / below
+        return abs(value) if value is not None and self._absolute else value
+
+
+def _judged(condition: Condition, feeds: Feeds, late: bool) -> Judged:
     """The windowed value, relative and absolute as asked."""
     window = feeds.of(condition.signal).window(condition, late=late)
-    if condition.relative_to is None and not condition.absolute:
-        return lambda: window.value
-    other = feeds.of(condition.relative_to).window(condition, late=late) if condition.relative_to is not None else None
-
-    def judged() -> float | None:
-        value = window.value
-        if value is not None and other is not None:
-            below = other.value
-            value = None if below is None or below == 0.0 else value / below
-        return abs(value) if value is not None and condition.absolute else value
-
-    return judged
+    if condition.relative_to is None:
+        return _Changed(window, None, absolute=True) if condition.absolute else window
+    other = feeds.of(condition.relative_to).window(condition, late=late)
+    return _Changed(window, other, absolute=condition.absolute)
 
 
-def _ruler(condition: Condition, feed: Feed, late: bool) -> tuple[Measure, Measure]:
+def _ruler(condition: Condition, feed: Feed, late: bool) -> tuple[Level, Spread]:
     if condition.ruler == "recent":
         recent = feed.recent(condition, late=late)
-        return (lambda: recent.level), (lambda: recent.spread)
+        return recent, recent
     if condition.ruler in ("highest", "lowest"):
-        extreme = feed.extreme(condition)
-        return (lambda: extreme.level), (lambda: feed.start.spread)
-
-    def level() -> float | None:
-        band = feed.expected()
-        return band[0] if band else None
-
-    def spread() -> float | None:
-        band = feed.expected()
-        return band[1] if band else None
-
-    return level, spread
+        return feed.extreme(condition), feed.start
+    return feed.ruler, feed.ruler
 
 
-def _jump(judged: Measure, recent: Recent | LateRecent) -> Measure:
+class _Unit:
+    """What another signal usually is."""
+
+    def __init__(self, condition: Condition, feeds: Feeds) -> None:
+        self._first = feeds.of(condition.unit or "")
+        self._other = feeds.of(condition.else_unit) if condition.else_unit is not None else None
+
+    @property
+    def spread(self) -> float | None:
+        """None where it is not above 0."""
+        first, other = self._first, self._other
+        usual = (other if other is not None and other.seen and not first.seen else first).usual()
+        return usual if usual is not None and usual > 0 else None
+
+
+def _jump(window: Judged, recent: Level) -> Measure:
     """The value over the median of the steps before it; nothing can be said where that is 0."""
 
     def jump() -> float | None:
-        value, usual = judged(), recent.level
+        value, usual = window.value, recent.level
         return None if value is None or not usual else value / usual
 
     return jump
 
 
-def _unit(condition: Condition, feeds: Feeds) -> Measure:
-    """What another signal usually is."""
-    first = feeds.of(condition.unit or "")
-    other = feeds.of(condition.else_unit) if condition.else_unit is not None else None
-
-    def unit() -> float | None:
-        feed = other if other is not None and other.seen and not first.seen else first
-        usual = feed.usual()
-        return usual if usual is not None and usual > 0 else None
-
-    return unit
-
-
-def _ratio(judged: Measure, level: Measure) -> Measure:
+def _ratio(window: Judged, ruler: Level) -> Measure:
     """The value over the ruler's level."""
 
     def ratio() -> float | None:
-        value, expected = judged(), level()
+        value, expected = window.value, ruler.level
         if value is None or expected is None:
             return None
         if expected == 0.0:
@@ -185,11 +207,11 @@ def _ratio(judged: Measure, level: Measure) -> Measure:
     return ratio
 
 
-def _distance(judged: Measure, level: Measure, spread: Measure) -> Measure:
+def _distance(window: Judged, ruler: Level, spread: Spread) -> Measure:
     """How many spreads the value is above the ruler's level."""
 
     def distance() -> float | None:
-        value, expected, width = judged(), level(), spread()
+        value, expected, width = window.value, ruler.level, spread.spread
         if value is None or expected is None or width is None:
             return None
         return (value - expected) / width
@@ -199,7 +221,7 @@ def _distance(judged: Measure, level: Measure, spread: Measure) -> Measure:
 
 def _trend(condition: Condition, feeds: Feeds, late: bool) -> Measure:
     window = feeds.of(condition.signal).window(condition, late=late)
-    unit = _unit(condition, feeds) if condition.unit is not None else None
+    unit = _Unit(condition, feeds) if condition.unit is not None else None
     seconds = feeds.of("step_seconds").window(condition, late=late) if condition.per == "hour" else None
 
     def trend() -> float | None:
@@ -212,7 +234,7 @@ def _trend(condition: Condition, feeds: Feeds, late: bool) -> Measure:
                 return None
             slope *= 3600.0 / took
         if unit is not None:
-            width = unit()
+            width = unit.spread
             return None if width is None else slope / width
         return slope
 

@@ -40,6 +40,7 @@ class Feed:
         self.signal = signal
         self.start = Start(steps=start_steps)
         self._baseline = baseline
+        self.ruler = self.start if baseline is None else _Expected(self)
         self._windows: dict[_Key, Window] = {}
         self._late: dict[_Key, LateWindow] = {}
         self._latest = Latest(self)
@@ -206,6 +207,25 @@ class Feed:
         for name, part in self._parts():
             if name in state["parts"]:
                 part.load(state["parts"][name])
+
+
+class _Expected:
+    """The `start` ruler where there is a baseline."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    @property
+    def level(self) -> float | None:
+        """At this step."""
+        band = self._feed.expected()
+        return band[0] if band else None
+
+    @property
+    def spread(self) -> float | None:
+        """At this step."""
+        band = self._feed.expected()
+        return band[1] if band else None
 
 
 class Feeds(dict[str, Feed]):

@@ -39,7 +39,7 @@ class Judge:
         for track in self._tracks:
             track.complete()
         self._by_name = {track.rule.name: track for track in self._tracks}
-        self._plain = [track for track in self._tracks if track.gauge is not None]
+        self._plain = [(*track.quick, track) for track in self._tracks if track.gauge is not None]
         self._together = [self._by_name[name] for name in _in_order(rules) if self._by_name[name].gauge is None]
         self._seen = 0.0  # optimizer steps
         self._timed = False  # the training time of steps is known
@@ -55,8 +55,16 @@ class Judge:
         moment = self._moment(step)
         self._feeds.push(step.values, moment.span, moment.groups, moment.step)
         changes: list[AlertChange] = []
-        for track in self._plain:
-            change = track.step(moment)
+        for feed, test, track in self._plain:
+            if test is None:
+                change = track.step(moment)
+            elif not feed.fresh:
+                continue
+            else:
+                held = test() if feed.finite else True
+                if not held and not track.busy:
+                    continue
+                change = track.judge(held, moment)
             if change is not None:
                 changes.append(change)
         for track in self._together:
@@ -115,7 +123,7 @@ class Judge:
 
     def waiting(self) -> list[str]:
         """The rules whose ruler is not made yet."""
-        return [track.rule.name for track in self._plain if track.waits()]
+        return [track.rule.name for track in self._tracks if track.waits()]
 
     def state_dict(self) -> dict[str, Any]:
         """Plain types, for checkpoints: a judge that loads them goes on as if never interrupted."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from grpo_lightning.health.conditions import Gauge
+from grpo_lightning.health.conditions import Gauge, Test
 from grpo_lightning.health.feeds import Feed, Feeds
 from grpo_lightning.health.onset import onset
 from grpo_lightning.health.records import Alert, AlertChange, Rule, Severity
@@ -46,13 +46,7 @@ class Track:
         self._since: int | None = None
         self.met_at: int | None = None  # when it last held long enough
         self.alert: Alert | None = None
-
-    @property
-    def feeds(self) -> tuple[Feed, Feed | None]:
-        """Of its signal, and of the one that may stand in."""
-        if self.gauge is None:
-            raise ValueError(f"{self.rule.name} joins rules and has no signal of its own")
-        return self.gauge.feed, self.gauge.other.feed if self.gauge.other is not None else None
+        self.busy = False  # a streak or an alert is open
 
     def complete(self) -> None:
         """Make the other conditions ready: what they read and no main condition does, is made when they are asked."""
@@ -73,23 +67,32 @@ class Track:
 
     # ---- a step
 
+    @property
+    def quick(self) -> tuple[Feed, Test | None]:
+        """The signal's feed and the main condition's test, which the judge asks first; None where `step` must be."""
+        gauge = self.gauge
+        if gauge is None:
+            raise ValueError(f"{self.rule.name} joins rules and has no signal of its own")
+        return gauge.feed, gauge.test if gauge.other is None and self._before == math.inf else None
+
     def step(self, moment: Moment) -> AlertChange | None:
         """Judge the step. Where the signal is not measured at it nothing begins and nothing ends."""
         gauge = self.gauge
         if gauge is None or (moment.seen > self._before and self.alert is None):
             return None
-        if gauge.other is not None:
-            gauge = gauge.judged
-        feed = gauge.feed
-        if not feed.fresh:
+        gauge = gauge.judged
+        if not gauge.feed.fresh:
             return None
-        held = gauge.test() if feed.finite else True
+        return self.judge(gauge.test() if gauge.feed.finite else True, moment)
+
+    def judge(self, held: bool | None, moment: Moment) -> AlertChange | None:
+        """What follows from whether the main condition held."""
         if held:
             holds = moment.groups >= self._min_groups * moment.span and self._others_hold()
             return self._hold(moment) if holds else self._let_go(moment)
-        if held is None and gauge.condition.relative_to is not None:
+        if held is None and self.gauge is not None and self.gauge.condition.relative_to is not None:
             return None  # what it is relative to is 0 or not measured: nothing to compare with
-        return None if self._since is None and self.alert is None else self._let_go(moment)
+        return self._let_go(moment) if self.busy else None
 
     def step_together(self, moment: Moment, tracks: Mapping[str, Track]) -> AlertChange | None:
         """Whether all of the rule's parts held within its steps."""
@@ -109,17 +112,18 @@ class Track:
     def _let_go(self, moment: Moment) -> AlertChange | None:
         self._steps = self._groups = self._seconds = 0.0
         self._rows, self._since = 0, None
+        self.busy = self.alert is not None
         if self.alert is None:
             return None
         self._quiet += moment.span
         if self._quiet < self.rule.keep_firing_steps:
             return None
-        alert, self.alert, self._quiet = self.alert, None, 0.0
+        alert, self.alert, self._quiet, self.busy = self.alert, None, 0.0, False
         return AlertChange(change="resolved", step=moment.step, alert=alert)
 
     def _hold(self, moment: Moment) -> AlertChange | None:
         if self._since is None:
-            self._since = moment.step
+            self._since, self.busy = moment.step, True
         self._steps += moment.span
         self._rows += 1
         self._groups += moment.groups
@@ -209,9 +213,9 @@ class Track:
         for name in _SAVED:
             setattr(self, name, state[name])
         self.alert = Alert(**state["alert"]) if state["alert"] else None
+        self.busy = self._since is not None or self.alert is not None
 
 
 def _history(feed: Feed) -> list[tuple[int, float]]:
     """The feed's last rows: step and value."""
-    rows: Iterable[tuple[int, float, float, float]] = islice(feed.rows, max(len(feed.rows) - _HISTORY, 0), None)
-    return [(step, value) for step, value, _, _ in rows]
+    return [(step, value) for step, value, _, _ in islice(feed.rows, max(len(feed.rows) - _HISTORY, 0), None)]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 __all__ = ["LateWindow", "Latest", "Row", "Rows", "Window", "WindowLike", "median_of", "most_rows"]
 
 Row = tuple[int, float, float, float]  # step, value, optimizer steps, groups
-_RESUM_EVERY = 64  # rows: a running sum drifts
+_RESUM_EVERY = 256  # rows: a running sum drifts
 _CANCELS = 1e6  # a value that leaves and was so many times the rest took digits of the sum with it
 
 
