@@ -48,7 +48,7 @@ class Feed:
         self._late_recents: dict[tuple[_Key, int], LateRecent] = {}
         self._extremes: dict[tuple[_Key, bool], Extreme] = {}
         self._stairs: dict[int, Stairs] = {}
-        self._pushed: list[tuple[Window, list[Recent], list[Extreme]]] = []
+        self._pushed: list[tuple[Window, list[Extreme]]] = []
         self._on_value: list[Extreme] = []  # over single steps
         self._before: list[Recent] = []
         self.rows: deque[Row] = deque(maxlen=_HISTORY)
@@ -121,9 +121,10 @@ class Feed:
             recents = [recent for (window, _), recent in self._recents.items() if window == key]
             return recents, [extreme for (window, _), extreme in self._extremes.items() if window == key]
 
-        self._pushed = [(window, *of(key)) for key, window in self._windows.items()]
-        for window, recents, _ in self._pushed:
-            window.keeps_leavers = bool(recents)
+        self._pushed = []
+        for key, window in self._windows.items():
+            window.recents[:], extremes = of(key)
+            self._pushed.append((window, extremes))
         self._before, self._on_value = of((1, 0, "mean"))
 
     # ---- steps
@@ -142,12 +143,8 @@ class Feed:
         self.count += 1
         if self.start.level is None:
             self.start.push(value, span, groups)
-        for window, recents, extremes in self._pushed:
+        for window, extremes in self._pushed:
             window.push(row)
-            if recents:
-                for left in window.leavers:
-                    for recent in recents:
-                        recent.push(left[1], left[2])
             if extremes and window.value is not None:
                 for extreme in extremes:
                     extreme.push(window.value)

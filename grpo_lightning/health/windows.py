@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
-__all__ = ["LateWindow", "Latest", "Row", "Rows", "Window", "WindowLike", "median_of", "most_rows"]
+__all__ = ["LateWindow", "Latest", "Leavers", "Row", "Rows", "Window", "WindowLike", "median_of", "most_rows"]
 
 Row = tuple[int, float, float, float]  # step, value, optimizer steps, groups
 _RESUM_EVERY = 256  # rows: a running sum drifts
@@ -36,6 +36,13 @@ class WindowLike(Protocol):
 
     def slope(self) -> float | None:
         """How fast the signal changes, per optimizer step."""
+
+
+class Leavers(Protocol):
+    """What takes the rows that leave a window."""
+
+    def push(self, value: float, span: float) -> None:
+        """Take a row's value and its steps."""
 
 
 def median_of(ordered: Sequence[float]) -> float:
@@ -93,8 +100,7 @@ class Window:
         "_steps",
         "_total",
         "groups",
-        "keeps_leavers",
-        "leavers",
+        "recents",
         "steps",
         "value",
     )
@@ -108,8 +114,7 @@ class Window:
         self._rows: deque[Row] = deque()
         self._steps = self._groups = self._total = 0.0
         self._count = 0
-        self.keeps_leavers = False
-        self.leavers: list[Row] = []  # the rows that left at the last push
+        self.recents: list[Leavers] = []  # take what leaves
         self.value: float | None = None
 
     def push(self, row: Row) -> None:
@@ -121,13 +126,11 @@ class Window:
         _, value, span, groups = row
         steps, total, held = self._steps + span, self._total + value * span, self._groups + groups
         count = self._count + 1
-        if self.keeps_leavers:
-            self.leavers = []
         _, value, span, groups = rows[0]
         while steps - span >= enough and held - groups >= self.groups and len(rows) > least:
-            left = rows.popleft()
-            if self.keeps_leavers:
-                self.leavers.append(left)
+            rows.popleft()
+            for recent in self.recents:
+                recent.push(value, span)
             steps -= span
             held -= groups
             weight = value * span

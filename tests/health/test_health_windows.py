@@ -93,19 +93,16 @@ def test_made_late_or_at_every_step_it_is_the_same_window(
     rows: list[tuple[float, int, int]], steps: int, groups: int, statistic: str, recent: int
 ) -> None:
     source, window = Source(), Window(steps=steps, groups=groups, statistic=statistic)
-    window.keeps_leavers = True
     late = LateWindow(source, steps=steps, groups=groups, statistic=statistic)
     ruler, late_ruler = Recent(steps=recent), LateRecent(source, late, steps=recent)
+    window.recents.append(ruler)
     for i, (value, span, prompts) in enumerate(rows):
         row = (i, round(value, 1), float(span), float(prompts))
         source.push(row)
         window.push(row)
-        for left in window.leavers:
-            if statistic != "zero_share":  # a share's ruler is made of shares
-                ruler.push(left[1], left[2])
         assert late.value == (None if window.value is None else pytest.approx(window.value, abs=1e-9))
         assert (late.slope() is None) == (window.slope() is None)
-        if statistic != "zero_share":
+        if statistic != "zero_share":  # a share's ruler is made of zeros and ones
             assert late_ruler.level == ruler.level
             assert late_ruler.spread == ruler.spread
 
