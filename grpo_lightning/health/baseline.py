@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_lightning.errors import ConfigError
+from grpo_lightning.health.onset import onset
 from grpo_lightning.health.records import Step
 from grpo_lightning.health.windows import median_of
 
@@ -22,6 +24,7 @@ _LEAST_SPREAD = 0.02  # of the level
 _MAD = 1.4826
 _MARK = 4.0  # spreads between the levels before and after
 _MARKS = 3  # a signal
+_MOST_PLACES = 3000  # rows of a run that changes are looked for in
 _LARGEST_FILE = 64 * 1024 * 1024
 
 
@@ -80,58 +83,83 @@ def build_baseline(runs: Mapping[str, Iterable[Step]]) -> Baseline:
     A band's level is the median of a bin's values over all runs, its spread 1.4826 x the median absolute deviation, at
     least 2 % of the level. A bin is a sixtieth of the longest run, and 5 steps at least.
     """
-    rows: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    columns: dict[str, dict[str, _Column]] = {}
     longest = 0
     for name, steps in runs.items():
         for step in steps:
             longest = max(longest, step.step)
             for signal, value in step.values.items():
                 if math.isfinite(value):
-                    rows.setdefault(signal, {}).setdefault(name, []).append((step.step, value))
-    if not rows:
+                    columns.setdefault(signal, {}).setdefault(name, _Column()).push(step.step, value)
+    if not columns:
         raise ConfigError("There is nothing to build a baseline of: the runs have no steps with finite values.")
     width = max(longest / _BINS, 5.0)
-    bands = {signal: _band(by_run, width) for signal, by_run in sorted(rows.items())}
-    marks = [mark for signal, by_run in sorted(rows.items()) for mark in _marks(signal, by_run)]
+    bands = {signal: _band(by_run.values(), width) for signal, by_run in sorted(columns.items())}
+    marks = [
+        mark for signal, by_run in sorted(columns.items()) for mark in _marks(signal, max(by_run.values(), key=len))
+    ]
     return Baseline(signals=bands, marks=tuple(marks), runs=tuple(runs), steps=longest)
 
 
-def _band(by_run: Mapping[str, Sequence[tuple[int, float]]], width: float) -> SignalBand:
+class _Column:
+    """A signal's steps and values in one run, in 16 bytes a row."""
+
+    __slots__ = ("_steps", "_values")
+
+    def __init__(self) -> None:
+        self._steps, self._values = array("q"), array("d")
+
+    def push(self, step: int, value: float) -> None:
+        self._steps.append(step)
+        self._values.append(value)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def rows(self, every: int = 1) -> Iterator[tuple[int, float]]:
+        return zip(self._steps[::every], self._values[::every], strict=True)
+
+
+def _band(by_run: Iterable[_Column], width: float) -> SignalBand:
     bins: dict[int, list[float]] = {}
-    for values in by_run.values():
-        for step, value in values:
+    for column in by_run:
+        for step, value in column.rows():
             bins.setdefault(int((step - 1) // width), []).append(value)
     steps, levels, spreads = [], [], []
     for place in sorted(bins):
-        near = bins.get(place - 1, []) + bins[place] + bins.get(place + 1, [])
-        level = median_of(sorted(bins[place]))
-        spread = _MAD * median_of(sorted(abs(v - median_of(sorted(near))) for v in near))
+        near = sorted(bins.get(place - 1, []) + bins[place] + bins.get(place + 1, []))
+        level, middle = median_of(sorted(bins[place])), median_of(near)
+        spread = _MAD * median_of(sorted(abs(v - middle) for v in near))
         steps.append(place * width + 1)
         levels.append(level)
         spreads.append(max(spread, _LEAST_SPREAD * abs(level), 1e-300))
     return SignalBand(steps=tuple(steps), levels=tuple(levels), spreads=tuple(spreads))
 
 
-def _marks(signal: str, by_run: Mapping[str, Sequence[tuple[int, float]]]) -> list[Mark]:
-    """The greatest changes of level in the longest run: medians of 20 rows before and after, in their deviations."""
-    rows = max(by_run.values(), key=len)
+def _marks(signal: str, column: _Column) -> list[Mark]:
+    """The greatest changes of level in a run: medians of 20 rows before and after, in their deviations."""
+    rows = list(column.rows(max(len(column) // _MOST_PLACES, 1)))
     half = 20
-    if len(rows) < 2 * half:
-        return []
-    values = [value for _, value in rows]
-    scores = []
-    for place in range(half, len(rows) - half + 1):
-        before, after = sorted(values[place - half : place]), sorted(values[place : place + half])
-        low, high = median_of(before), median_of(after)
-        inside = _MAD * median_of(sorted([abs(v - low) for v in before] + [abs(v - high) for v in after]))
-        scores.append((abs(high - low) / max(inside, _LEAST_SPREAD * abs(low), 1e-12), place, low, high))
+    scores = [_score(rows, place, half) for place in range(half, len(rows) - half + 1)]
     found: list[Mark] = []
+    taken: list[int] = []
     for score, place, low, high in sorted(scores, reverse=True):
         if score < _MARK or len(found) == _MARKS:
             break
-        if all(abs(rows[place][0] - mark.step) > 2 * half for mark in found):
-            found.append(Mark(signal=signal, step=rows[place][0], before=low, after=high))
+        if all(abs(place - other) > 2 * half for other in taken):
+            taken.append(place)
+            step = onset(rows[place - half : place + half], streak_start=rows[place + half - 1][0])
+            found.append(Mark(signal=signal, step=step, before=low, after=high))
     return sorted(found, key=lambda mark: mark.step)
+
+
+def _score(rows: Sequence[tuple[int, float]], place: int, half: int) -> tuple[float, int, float, float]:
+    """How far the levels before and after a place are apart, the place, and the levels."""
+    before = sorted(value for _, value in rows[place - half : place])
+    after = sorted(value for _, value in rows[place : place + half])
+    low, high = median_of(before), median_of(after)
+    inside = _MAD * median_of(sorted([abs(v - low) for v in before] + [abs(v - high) for v in after]))
+    return abs(high - low) / max(inside, _LEAST_SPREAD * abs(low), 1e-12), place, low, high
 
 
 def save_baseline(baseline: Baseline, path: str | Path) -> None:
@@ -173,7 +201,7 @@ def load_baseline(path: str | Path) -> Baseline:
         return _parsed(content)
     except ConfigError:
         raise
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ConfigError(
             f"{file} is not a baseline ({type(error).__name__}: {error}): make one with `baseline build`."
         ) from error
