@@ -20,9 +20,7 @@ from grpo_lightning.health.records import Cause
 __all__ = ["on_config", "on_files", "pages"]
 
 NAME = "rules.md"
-_PROSE = Path(__file__).with_name(
-    "rules.md"
-)  # what people write; the tables go where it says so
+_PROSE = Path(__file__).with_name("rules.md")  # what people write; the tables go where it says so
 _TABLES = "<!-- tables -->\n"
 _FIELD = re.compile(r"\{(\w+)(:[^}]*)?\}")
 
@@ -30,13 +28,9 @@ _FIELD = re.compile(r"\{(\w+)(:[^}]*)?\}")
 def pages() -> dict[str, str]:
     """Every page by its path: the rules, and each runbook once."""
     rules = shipped_rules()
-    tables = "\n".join(
-        part for cause in get_args(Cause) for part in _of_cause(cause, rules)
-    )
+    tables = "\n".join(part for cause in get_args(Cause) for part in _of_cause(cause, rules))
     made = {NAME: _PROSE.read_text(encoding="utf-8").replace(_TABLES, tables)}
-    return made | {
-        name: path.read_text(encoding="utf-8") for name, path in _runbooks(rules)
-    }
+    return made | {name: path.read_text(encoding="utf-8") for name, path in _runbooks(rules)}
 
 
 def _runbooks(rules: Sequence[Rule]) -> Iterator[tuple[str, Path]]:
@@ -60,11 +54,7 @@ def _of_cause(cause: str, rules: Sequence[Rule]) -> list[str]:
 
 
 def _row(rule: Rule) -> str:
-    signal = (
-        rule.condition.signal
-        if rule.condition is not None
-        else ", ".join(rule.together)
-    )
+    signal = rule.condition.signal if rule.condition is not None else ", ".join(rule.together)
     says = _FIELD.sub(lambda field: f"*{field[1]}*", _text(rule.summary))
     return f"| [`{rule.name}`]({rule.runbook}) | `{signal}` | {rule.action} | {says} |"
 
@@ -94,9 +84,7 @@ def on_config(config: Any) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the pages into a folder, or the first to stdout."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--out", type=Path)
     out = parser.parse_args(argv).out
     made = pages()
