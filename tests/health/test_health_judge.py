@@ -33,6 +33,8 @@ FIRES: dict[str, tuple[str, Values, list[int]]] = {
     # spread is 2 % of the level: z = (1.11 - 1) / 0.02 = 5.5
     "ruler z": ("signal: kl, ruler_z_above: 5", [1.0] * 20 + [1.09, 1.11], [22]),
     "no ruler yet": ("signal: kl, ruler_ratio_below: 0.5", [1.0] * 10 + [0.0], []),
+    "a ruler of 0, left": ("signal: kl, ruler_ratio_above: 3", [0.0] * 21 + [0.1], [22]),
+    "a ruler of 0, not left": ("signal: kl, ruler_ratio_below: 0.5", [0.0] * 30, []),
     # the highest is 2; (1.9 - 2) / 0.02 = -5
     "highest": ("signal: kl, ruler: highest, ruler_z_below: -4", [1.0] * 20 + [2.0, 1.95, 1.9], [23]),
     "highest, by ratio": ("signal: kl, ruler: highest, ruler_ratio_below: 0.5", [1.0, 4.0, 2.0, 1.9], [4]),
@@ -117,6 +119,18 @@ MORE: dict[str, tuple[str, dict[str, Values], dict[str, Any], list[int]]] = {
         [4],
     ),
     "when": ("signal: kl, above: 1, when: [{signal: loss, below: 0}]", {"kl": [2, 2], "loss": [1, -1]}, {}, [2]),
+    "when is not finite": (
+        "signal: kl, above: 1, when: [{signal: loss, below: 0}]",
+        {"kl": [2], "loss": [NAN]},
+        {},
+        [1],
+    ),
+    "unless is not finite": (
+        "signal: kl, above: 1, unless: [{signal: loss, above: 0}]",
+        {"kl": [2], "loss": [NAN]},
+        {},
+        [1],
+    ),
     "when not measured": ("signal: kl, above: 1, when: [{signal: loss, below: 0}]", {"kl": [2, 2]}, {}, []),
     "optional when": (
         "signal: kl, above: 1, when: [{signal: loss, below: 0, optional: true}]",
@@ -322,3 +336,6 @@ def test_an_odd_step_breaks_nothing_and_is_forgotten(odd: Step) -> None:
     assert len(judge.alerts) <= before + 2
     late = [alert for alert in judge.alerts[before:] if alert.step > 60]
     assert not late, "hundreds of ordinary steps later nothing of it is left"
+    for row in steps({"kl": [9.0] * 12}, groups=3.0, seconds=10.0):
+        judge.observe(row)
+    assert {a.rule for a in judge.firing()} >= {"level", "z", "recent", "minutes"}, "and all still work"
