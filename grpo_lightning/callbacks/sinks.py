@@ -33,6 +33,7 @@ class BackgroundSink:
         self._rows: queue.SimpleQueue[StepRow | EventRow | None] = queue.SimpleQueue()
         self._capacity = capacity
         self._full = False
+        self._offered = self._handed = 0  # each counted by one thread only
         self._thread = threading.Thread(target=self._work, name=f"sink {name}", daemon=True)
         self._thread.start()
 
@@ -49,9 +50,11 @@ class BackgroundSink:
         self._rows.put(None)
         self._thread.join(timeout)
         if self._thread.is_alive():
-            _log.warning("The sink %s is too slow: about %d rows did not reach it.", self.name, self._rows.qsize())
+            lost = self._offered - self._handed
+            _log.warning("The sink %s is too slow: %d rows did not reach it.", self.name, lost)
 
     def _put(self, row: StepRow | EventRow) -> None:
+        self._offered += 1
         if self._rows.qsize() < self._capacity:
             self._rows.put(row)
             return
@@ -62,6 +65,7 @@ class BackgroundSink:
     def _work(self) -> None:
         while (row := self._rows.get()) is not None:
             self._sink.write_step(row) if isinstance(row, StepRow) else self._sink.write_event(row)
+            self._handed += 1
         self._sink.close()
 
 
