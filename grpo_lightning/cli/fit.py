@@ -40,6 +40,10 @@ def run_fit(argv: list[str]) -> int:
 
     cli = _build("fit", _with_config(argv))
     config = cli.config["fit"]
+    if config.get("dry_run"):
+        from grpo_lightning.cli.dry_run import dry_run
+
+        return dry_run(cli.model, cli.datamodule)
     ckpt_path = checked_checkpoint(config.get("ckpt_path"), cli.model, max_steps=cli.trainer.max_steps)
     write_atomically(cli.trainer.strategy)
     recorder, *others = run_callbacks(
@@ -162,7 +166,7 @@ def _config_yaml(cli: Any, command: str) -> str:
     parser = cli._parser(command)
     config = cli.config[command].clone()
     config.pop("config", None)
-    for once in ("ckpt_path", "accept_drift", "note"):  # they belong to this start alone
+    for once in ("ckpt_path", "accept_drift", "note", "dry_run"):  # they belong to this start alone
         config.pop(once, None)
     text: str = parser.dump(config, skip_none=False, skip_check=True)
     return text

@@ -129,5 +129,11 @@ class GrpoCLI(LightningCLI):
         parser.add_argument(
             "--note", type=str | None, default=None, help="what was changed and why, with --accept_drift"
         )
+        parser.add_argument(
+            "--dry_run",
+            action="store_true",
+            help="of fit: sample and reward one batch, try the rewards on empty, echoed, repeated, truncated and swapped "
+            "responses, show what was found, and stop; nothing is trained or written",
+        )
         parser.link_arguments("model.model", "data.model")
         parser.link_arguments("model.gguf_file", "data.gguf_file")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -48,13 +49,23 @@ class RewardRunner:
     def __init__(self, specs: Sequence[RewardSpec]) -> None:
         if not specs:
             raise RewardError("There are no rewards: name at least one reward function.")
-        self._functions = [load_function(spec) for spec in specs]
-        self.names = [f.name for f in self._functions]
-        self.paths = [f.spec.path for f in self._functions]
-        self.weights = [float(f.spec.weight) for f in self._functions]
+        self._take([load_function(spec) for spec in specs])
         twice = sorted({n for n in self.names if self.names.count(n) > 1})
         if twice:
             raise RewardError(f"Two rewards are called {twice[0]!r}: give each a `name` of its own.")
+
+    def each_alone(self) -> list[RewardRunner]:
+        """A runner for each function by itself; none is loaded again."""
+        runners = [copy(self) for _ in self._functions]
+        for runner, function in zip(runners, self._functions, strict=True):
+            runner._take([function])
+        return runners
+
+    def _take(self, functions: list[RewardFunction]) -> None:
+        self._functions = functions
+        self.names = [f.name for f in functions]
+        self.paths = [f.spec.path for f in functions]
+        self.weights = [float(f.spec.weight) for f in functions]
 
     def score(
         self,
