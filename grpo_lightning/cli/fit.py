@@ -12,7 +12,7 @@ from typing import Any
 from grpo_lightning import shipped
 from grpo_lightning.errors import ConfigError
 
-__all__ = ["DEFAULT_CONFIG", "run_fit", "run_validate"]
+__all__ = ["DEFAULT_CONFIG", "parse_fit", "run_fit", "run_validate"]
 
 DEFAULT_CONFIG = "shipped:arithmetic/config.yaml"
 
@@ -93,9 +93,7 @@ def _print_evaluation(evaluation: Any) -> None:
 
 def _build(command: str, argv: list[str]) -> Any:
     _quiet_libraries()
-    from grpo_lightning.cli.parser import GrpoCLI, GrpoParser
-    from grpo_lightning.training.data import PromptDataModule
-    from grpo_lightning.training.module import GRPOModule
+    from grpo_lightning.cli.parser import GrpoCLI
 
     class _Cli(GrpoCLI):
         """The parser and its objects; the command itself is run by the caller."""
@@ -103,7 +101,15 @@ def _build(command: str, argv: list[str]) -> Any:
         def _run_subcommand(self, subcommand: str) -> None:
             return None
 
-    return _Cli(
+    return _made(_Cli, command, argv)
+
+
+def _made(cli_class: Any, command: str, argv: list[str]) -> Any:
+    from grpo_lightning.cli.parser import GrpoParser
+    from grpo_lightning.training.data import PromptDataModule
+    from grpo_lightning.training.module import GRPOModule
+
+    return cli_class(
         GRPOModule,
         PromptDataModule,
         seed_everything_default=0,
@@ -113,6 +119,22 @@ def _build(command: str, argv: list[str]) -> Any:
         auto_configure_optimizers=False,
         parser_kwargs={name: {"default_env": False} for name in ("fit", "validate")},
     )
+
+
+def parse_fit(argv: list[str]) -> Any:
+    """The checked settings of `fit`; nothing is made of them."""
+    _quiet_libraries()
+    from grpo_lightning.cli.parser import GrpoCLI
+
+    class _Parsed(GrpoCLI):
+        def instantiate_classes(self) -> None:
+            return None
+
+        def _run_subcommand(self, subcommand: str) -> None:
+            return None
+
+    cli = _made(_Parsed, "fit", _with_config(argv))
+    return cli.config["fit"]
 
 
 def _quiet_libraries() -> None:

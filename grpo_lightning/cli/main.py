@@ -53,6 +53,7 @@ def _lazy(module: str, function: str) -> Callable[[list[str]], int]:
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "fit": (_fit, "train with GRPO; with no config, the shipped example"),
     "validate": (_validate, "greedy evaluation of a checkpoint"),
+    "doctor": (_lazy("doctor", "run_doctor"), "before a long run: versions, accelerator, store, disk, memory"),
     "status": (_lazy("alerts", "run_status"), "one screen about a run: health, open alerts, last values"),
     "diagnose": (_lazy("diagnose", "run_diagnose"), "where to look first: environment, data, reward, algorithm"),
     "report": (_lazy("report", "run_report"), "one HTML file: overview, signal health, diagnosis"),

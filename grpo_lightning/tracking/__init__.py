@@ -11,7 +11,13 @@ from grpo_lightning.tracking.names import Pages, clean_key, metric_key
 from grpo_lightning.tracking.pump import MetricPump
 from grpo_lightning.tracking.read import RunRef, resolve_run, ui_command, ui_link
 from grpo_lightning.tracking.run import MLflowRun, Point, RunStatus
-from grpo_lightning.tracking.store import TRACKING_VARIABLE, make_client, prepare_store, resolve_tracking_uri
+from grpo_lightning.tracking.store import (
+    TRACKING_VARIABLE,
+    make_client,
+    prepare_store,
+    resolve_tracking_uri,
+    sqlite_path,
+)
 from grpo_lightning.tracking.sync import SyncReport, sync_run
 
 __all__ = [
@@ -32,6 +38,7 @@ __all__ = [
     "prepare_store",
     "resolve_run",
     "resolve_tracking_uri",
+    "sqlite_path",
     "sync_run",
     "ui_command",
     "ui_link",

@@ -174,6 +174,16 @@ class PromptDataModule(L.LightningDataModule):
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         return [*system, {"role": "user", "content": prompt}]
 
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of each training prompt, once they are read."""
+        return list(self._train.lengths) if self._train is not None else []
+
+    @property
+    def held_out(self) -> int:
+        """How many held-out prompts there are, once they are read."""
+        return len(self._val) if self._val is not None else 0
+
     # ---- loaders
 
     def train_dataloader(self) -> DataLoader[Any]:

@@ -15,7 +15,7 @@ from grpo_lightning.errors import ConfigError
 from grpo_lightning.training.settings import LoraSettings
 from grpo_lightning.training.tokenizer import resolve_model
 
-__all__ = ["Reference", "load_policy"]
+__all__ = ["Reference", "count_weights", "load_policy", "model_config"]
 
 _DROPOUT_KEYS = ("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout", "dropout")
 
@@ -35,6 +35,30 @@ def load_policy(
     return model
 
 
+def model_config(name: str, *, gguf_file: str | None = None) -> Any:
+    """The transformers configuration of a model; no weight is read."""
+    from transformers import AutoConfig
+
+    path, found_gguf = resolve_model(name)
+    chosen = gguf_file or found_gguf
+    try:
+        return AutoConfig.from_pretrained(path, **({"gguf_file": chosen} if chosen else {}))
+    except (OSError, ValueError) as error:
+        raise _unloadable(name, path, error) from error
+
+
+def count_weights(name: str, *, gguf_file: str | None = None, lora: LoraSettings | None = None) -> tuple[int, int]:
+    """All weights of a model and the trained ones, counted without reading them."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(model_config(name, gguf_file=gguf_file))
+        if lora is not None:
+            model = _with_lora(model, lora)
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained)
+
+
 def _from_pretrained(path: str, *, gguf_file: str | None, dtype: torch.dtype, shown: str) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
@@ -42,12 +66,14 @@ def _from_pretrained(path: str, *, gguf_file: str | None, dtype: torch.dtype, sh
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **extra)
     except (OSError, ValueError) as error:
-        where = "a folder with config.json and weights" if Path(path).exists() else "an existing folder or a hub name"
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"model {shown!r} can't be loaded ({reason}): give {where} of a causal language model."
-        ) from error
+        raise _unloadable(shown, path, error) from error
     return model
+
+
+def _unloadable(shown: str, path: str, error: Exception) -> ConfigError:
+    where = "a folder with config.json and weights" if Path(path).exists() else "an existing folder or a hub name"
+    reason = str(error).strip().splitlines()[0]
+    return ConfigError(f"model {shown!r} can't be loaded ({reason}): give {where} of a causal language model.")
 
 
 def _with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
