@@ -222,11 +222,8 @@ def disk(plan: Plan) -> Iterator[Finding]:
     shape = plan.shape
     each = (shape.parameters + _ADAM_STATES * shape.trained) * shape.bytes_per_weight
     keep = plan.config.checkpoint.keep
-    copies = (
-        keep + 2
-        if keep > 0
-        else max(max(int(plan.config.trainer.max_steps), 1) // max(plan.config.checkpoint.every_n_steps, 1), 1) + 2
-    )
+    saves = max(int(plan.config.trainer.max_steps), 1) // max(plan.config.checkpoint.every_n_steps, 1)
+    copies = (keep if keep > 0 else max(saves, 1)) + 2  # the last one, and one that is being written
     need, free = each * copies, shutil.disk_usage(folder).free
     said = f"{copies} checkpoints of {_size(each)}, {_size(free)} free in {folder}"
     if not os.access(folder, os.W_OK):

@@ -71,6 +71,7 @@ usage: grpo-lightning COMMAND [options]     (also: python -m grpo_lightning COMM
 
 examples:
   grpo-lightning fit                                        the shipped example, a few minutes on 2 CPU cores
+  grpo-lightning doctor --config my.yaml                    whether this machine and this config can carry a long run
   grpo-lightning fit --config my.yaml --dry_run             one batch: spread, and whether the reward is easily won
   grpo-lightning fit --config my.yaml --trainer.max_steps 100
   grpo-lightning fit --ckpt_path runs/RUN/checkpoints/last.ckpt     continue a run

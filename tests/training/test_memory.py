@@ -50,7 +50,7 @@ def llama(s: dict[str, int]) -> nn.Module:
 
 
 def random_rollouts(s: dict[str, int]) -> Rollouts:
-    P, G, S, L = s["P"], s["G"], s["S"], s["L"]  # noqa: N806 - the letters of shapes
+    P, G, S, L = s["P"], s["G"], s["S"], s["L"]
     return Rollouts(
         prompt_ids_PS=torch.randint(2, s["V"], (P, S)),
         prompt_mask_PS=torch.ones(P, S, dtype=torch.bool),
