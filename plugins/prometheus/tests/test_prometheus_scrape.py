@@ -78,8 +78,8 @@ def test_two_live_trainings_are_scraped_and_pass_promtool(tmp_path: Path) -> Non
                 assert (done.returncode, done.stderr) == (0, "")
     finally:
         for run in runs:
-            run.send_signal(signal.SIGINT)
-        assert [run.wait(60) for run in runs] != []
+            run.send_signal(signal.SIGTERM)  # SIGINT is ignored in children of a shell's background job
+        assert [run.wait(120) for run in runs] != []
     assert list(targets.glob("*.json")) == [], "a run that ends takes its target away"
 
 
