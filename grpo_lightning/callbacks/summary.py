@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from grpo_lightning.invocation import command_line
 from grpo_lightning.sinks.console import ConsoleSink
 from grpo_lightning.tracking import MLflowRun, ui_command, ui_link
 
@@ -27,7 +28,7 @@ def say_summary(
     lines.append(f"  run directory                     {directory}")
     last = directory / "checkpoints" / "last.ckpt"
     if last.exists():
-        lines.append(f"  continue                          python -m grpo_lightning fit --ckpt_path {last}")
+        lines.append(f"  continue                          {command_line('fit', '--ckpt_path', last)}")
     if mlflow is not None:
         lines.append(f"  open in MLflow                    {ui_command(mlflow.tracking_uri)}")
         lines.append(f"  then                              {ui_link(mlflow.experiment_id)}")

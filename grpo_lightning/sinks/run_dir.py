@@ -113,7 +113,7 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for writing. A second process is refused; it is free when its process dies."""
+        """Hold the run for writing. A second process is refused; it is free when its process dies, whose drafts are removed."""
         lock = FileLock(self.path / ".writer.lock", timeout=2)  # `is_live` holds it for a moment
         try:
             lock.acquire()
@@ -121,10 +121,16 @@ class RunDirectory:
             raise UsageError(
                 f"Another process is training the run {self.run_id} ({self.path}): end it first."
             ) from error
+        self._remove_drafts()
         try:
             yield
         finally:
             lock.release()
+
+    def _remove_drafts(self) -> None:
+        """Whatever a killed process was writing: half files, which nothing reads."""
+        for draft in (*self.path.rglob(".*.part"), *self.path.glob(".config.*.yaml")):
+            draft.unlink(missing_ok=True)
 
     def is_live(self) -> bool:
         """True while a process holds the run's lock."""
