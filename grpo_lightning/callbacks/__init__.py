@@ -13,11 +13,13 @@ from grpo_lightning.callbacks.health import HealthMonitor, HealthSettings
 from grpo_lightning.callbacks.recorder import RunRecorder, StepListener
 from grpo_lightning.callbacks.settings import CheckpointSettings, ProbeSettings, RunSettings
 from grpo_lightning.callbacks.snapshot import RunSnapshot, SnapshotSettings
+from grpo_lightning.callbacks.stopping import GracefulStop, requeued_checkpoint
 from grpo_lightning.sinks.redact import redact_config
 
 __all__ = [
     "CheckpointSettings",
     "EvidenceWriter",
+    "GracefulStop",
     "HealthMonitor",
     "HealthSettings",
     "ProbeSettings",
@@ -27,6 +29,7 @@ __all__ = [
     "RunSnapshot",
     "SnapshotSettings",
     "StepListener",
+    "requeued_checkpoint",
     "run_callbacks",
 ]
 
@@ -47,8 +50,9 @@ def run_callbacks(
     evidence = EvidenceWriter(recorder, every=recorder.settings.evidence_every)
     saver = RunCheckpoint(recorder, checkpoint or CheckpointSettings())
     monitor = HealthMonitor(recorder, evidence=evidence, checkpoint=saver, settings=health, resume_from=resume_from)
+    stop = GracefulStop(recorder, saver)
     if snapshot is None:
-        return [recorder, evidence, monitor, saver]
+        return [recorder, evidence, monitor, stop, saver]
     config = redact_config(yaml.safe_load(config_yaml)) if config_yaml else {}
     made_of = RunSnapshot(recorder, monitor=monitor, settings=snapshot, config=config, accept=accept_drift, note=note)
-    return [recorder, evidence, monitor, made_of, saver]
+    return [recorder, evidence, monitor, made_of, stop, saver]

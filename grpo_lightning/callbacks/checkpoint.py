@@ -49,10 +49,15 @@ class RunCheckpoint(ModelCheckpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The last step is always saved."""
         super().on_train_end(trainer, pl_module)
+        self.save_newest(trainer)
+
+    def save_newest(self, trainer: L.Trainer) -> Path:
+        """Save the run as it stands, unless it was already; the path of `last.ckpt`. All ranks call it together."""
         if trainer.global_step > self._last_global_step_saved:
             monitored = self._monitor_candidates(trainer)
             self._save_topk_checkpoint(trainer, monitored)
             self._save_last_checkpoint(trainer, monitored)
+        return Path(self.last_model_path)
 
     def save_now(self, trainer: L.Trainer, name: str) -> Path:
         """Save the run as it stands, under a name that is kept whatever `keep` says. All ranks call it together."""

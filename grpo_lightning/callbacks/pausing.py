@@ -7,6 +7,7 @@ from pathlib import Path
 
 from grpo_lightning.errors import ConfigError
 from grpo_lightning.health import Alert, acknowledge_command
+from grpo_lightning.invocation import command_line
 from grpo_lightning.sinks import Journal, RunDirectory
 
 __all__ = ["before_onset", "pause_message", "require_acknowledged"]
@@ -27,14 +28,14 @@ def pause_message(alert: Alert, *, directory: RunDirectory | None, checkpoint: P
     lines = [
         f"paused by {alert.rule} at step {alert.step}: {alert.summary}",
         f"  it began about step {alert.onset_step}; most likely cause: {alert.cause}; look first at: {alert.runbook}",
-        f"  look closer     python -m grpo_lightning diagnose {run}",
+        f"  look closer     {command_line('diagnose', run)}",
         f"  say why         {acknowledge_command(run, alert.id, alert.cause)}",
     ]
     if checkpoint is not None:
-        lines.append(f"  then continue   python -m grpo_lightning fit --ckpt_path {checkpoint}")
+        lines.append(f"  then continue   {command_line('fit', '--ckpt_path', checkpoint)}")
     earlier = before_onset(directory.checkpoints, alert.onset_step) if directory is not None else None
     if earlier is not None:
-        lines.append(f"  or repair, and go back before it began: python -m grpo_lightning fit --ckpt_path {earlier}")
+        lines.append(f"  or repair, and go back before it began: {command_line('fit', '--ckpt_path', earlier)}")
     return "\n".join(lines)
 
 

@@ -34,7 +34,7 @@ _NOISE = (
 
 def run_fit(argv: list[str]) -> int:
     """Train, or continue from a checkpoint; with no config, the shipped example or the checkpoint's own config."""
-    from grpo_lightning.callbacks import run_callbacks
+    from grpo_lightning.callbacks import requeued_checkpoint, run_callbacks
     from grpo_lightning.cli.checkpoint import checked_checkpoint
     from grpo_lightning.training.checkpoint_io import write_atomically
 
@@ -44,7 +44,8 @@ def run_fit(argv: list[str]) -> int:
         from grpo_lightning.cli.dry_run import dry_run
 
         return dry_run(cli.model, cli.datamodule)
-    ckpt_path = checked_checkpoint(config.get("ckpt_path"), cli.model, max_steps=cli.trainer.max_steps)
+    wanted = config.get("ckpt_path") or requeued_checkpoint(Path(_at_home(cli.config_init["fit"]["run"]).dir))
+    ckpt_path = checked_checkpoint(wanted, cli.model, max_steps=cli.trainer.max_steps)
     write_atomically(cli.trainer.strategy)
     recorder, *others = run_callbacks(
         run=_at_home(cli.config_init["fit"]["run"]),

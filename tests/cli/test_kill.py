@@ -67,7 +67,7 @@ class Runs:
     def __init__(self, folder: Path, template: Path) -> None:
         self.folder, self.template, self.jobs = folder, template, list[dict[str, Any]]()
 
-    def add(self, name: str, variant: str, *bombs: dict[str, Any]) -> None:
+    def add(self, name: str, variant: str, *bombs: dict[str, Any], **settings: Any) -> None:
         """One job more."""
         folder = self.folder / name
         folder.mkdir()
@@ -82,6 +82,7 @@ class Runs:
                 "ranks": 2 if variant == "two ranks" else 1,
                 "bombs": list(bombs),
                 "variant": variant,
+                **settings,
             }
         )
 
@@ -214,21 +215,22 @@ def test_killed_inside_windows_and_in_the_middle_of_a_checkpoint(runs: Runs) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2700)
 def test_forty_runs_that_are_killed_at_any_moment(runs: Runs) -> None:
     dice = random.Random(40)
     singles = [v for v in VARIANTS if v != "two ranks"]
     at = list(BOMBS)
     for number in range(30):
         variant = singles[number % len(singles)]
-        bombs = [_bomb(dice, at[number % len(at)])] if number < 22 else [_late(dice)]
+        bombs = [_bomb(dice, at[number % len(at)])] if number < 2 * len(at) else [_late(dice)]
         if number % 5 == 4:
             bombs.append(_bomb(dice, dice.choice(at)))  # twice
         runs.add(f"{number} {variant}", variant, *bombs)
     for number in range(10):
         bomb = _late(dice) if number < 4 else _bomb(dice, at[number % len(at)])
-        bomb |= {"rank": number % 2} if bomb["at"] != "time" and number >= 7 else {}
+        bomb = bomb if number < 8 else _bomb(dice, "a backward pass is done") | {"rank": 1}
         runs.add(f"{number} two ranks", "two ranks", bomb)
-    runs.carry_out(seconds=2400)
+    runs.carry_out(seconds=2600)
     check(runs)
     codes = [
         [a["codes"] for a in json.loads((Path(job["folder"]) / "attempts.json").read_text())]
@@ -239,7 +241,7 @@ def test_forty_runs_that_are_killed_at_any_moment(runs: Runs) -> None:
 
 
 def _bomb(dice: random.Random, at: str) -> dict[str, Any]:
-    seldom = {"an evaluation begins": 3, "an epoch ends": 4, "a probe begins": 5}
+    seldom = {"an evaluation begins": 3, "an epoch ends": 1, "a probe begins": 4}
     checkpoints = 6 if "checkpoint" in at else None
     return {"at": at, "count": dice.randint(1, seldom.get(at) or checkpoints or STEPS - 2)}
 

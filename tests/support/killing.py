@@ -3,8 +3,9 @@
     python -m support.killing JOBS.json
 
 A job is a folder, the arguments of `fit`, how many ranks, and a list of bombs: each attempt but the last is killed by SIGKILL
-at its bomb, and the next goes on from the run's `last.ckpt` as a user would, or begins anew where there is none. The result
-of each attempt is written to `attempts.json` in the job's folder.
+(or gets another signal) at its bomb, and the next goes on from the run's `last.ckpt` as a user would, or begins anew where there
+is none. With `same`, every attempt has the same arguments, as a scheduler starts a job again; with `env` it has these variables,
+where `{attempt}` is its number. The result of each attempt is written to `attempts.json` in the job's folder.
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ def _carry_out(job: Job) -> None:
     folder, attempts = Path(job["folder"]), []
     for number, bomb in enumerate([*job["bombs"], None]):
         checkpoint = next(iter(sorted(folder.glob("runs/*/checkpoints/last.ckpt"))), None)
-        argv = ["fit", "--ckpt_path", str(checkpoint)] if checkpoint else ["fit", *job["args"]]
+        again = checkpoint is not None and not job.get("same")
+        argv = ["fit", "--ckpt_path", str(checkpoint)] if again else ["fit", *job["args"]]
+        os.environ |= {name: value.format(attempt=number) for name, value in job.get("env", {}).items()}
         codes = _attempt(folder, argv, bomb, ranks=job["ranks"], number=number)
         attempts.append({"argv": argv, "bomb": bomb, "codes": codes})
-        if all(code == 0 for code in codes):
+        if all(code == 0 for code in codes) and not job.get("same"):
             break  # the bomb came too late, or there was none
     (folder / "attempts.json").write_text(json.dumps(attempts, indent=1))
 
@@ -107,7 +110,9 @@ def _start(folder: Path, argv: list[str], bomb: Bomb | None, *, rank: int, ranks
         os.dup2(log, 1)
         os.dup2(log, 2)
         if bomb is not None and bomb.get("rank", rank) == rank and bomb["at"] != "time":
-            BOMBS[bomb["at"]](bomb["count"])
+            for each in (bomb, *bomb.get("and", [])):
+                _bomb_signal[each["at"]] = each.get("signal", signal.SIGKILL)
+                BOMBS[each["at"]](each["count"])
         from grpo_lightning.cli.main import main
 
         code = main(argv)
@@ -124,11 +129,14 @@ def _start(folder: Path, argv: list[str], bomb: Bomb | None, *, rank: int, ranks
 # ---- where a process dies
 
 
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+_bomb_signal: dict[str, int] = {}
 
 
-def _at_call(owner: Any, name: str, *, before: bool = True) -> Callable[[int], None]:
+def _die(at: str) -> None:
+    os.kill(os.getpid(), _bomb_signal[at])
+
+
+def _at_call(at: str, owner: Any, name: str, *, before: bool = True) -> Callable[[int], None]:
     """Die at the n-th call of a function, before or after it."""
 
     def plant(count: int) -> None:
@@ -137,10 +145,10 @@ def _at_call(owner: Any, name: str, *, before: bool = True) -> Callable[[int], N
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             last = next(calls) == count
             if last and before:
-                _die()
+                _die(at)
             result = inner(*args, **kwargs)
-            if last:
-                _die()
+            if last and not before:
+                _die(at)
             return result
 
         setattr(owner(), name, wrapped)
@@ -165,7 +173,7 @@ def _half_a_checkpoint(count: int) -> None:
         whole = io.BytesIO()
         torch.save(checkpoint, whole)
         path.write_bytes(whole.getvalue()[: whole.tell() // 2])
-        _die()
+        _die("half a checkpoint is written")
 
     checkpoint_io._write = wrapped
 
@@ -212,18 +220,21 @@ def _probe() -> Any:
     return Probe
 
 
+_CALLS: dict[str, tuple[Any, str, bool]] = {
+    "a step begins": (_module, "training_step", True),
+    "a backward pass is done": (_module, "manual_backward", False),
+    "an update is done": (_module, "_after_update", True),
+    "a checkpoint is not yet renamed": (_checkpoint_io, "_write", False),
+    "a checkpoint has no health file": (_checkpoint, "_write_health", True),
+    "a step is measured": (_journal, "write_step", True),
+    "a step is recorded": (_journal, "write_step", False),
+    "an evaluation begins": (_evaluator, "add", True),
+    "an epoch ends": (_fit_loop, "on_advance_end", True),
+    "a probe begins": (_probe, "measure", True),
+}
 BOMBS: dict[str, Callable[[int], None]] = {
-    "a step begins": _at_call(_module, "training_step"),
-    "a backward pass is done": _at_call(_module, "manual_backward", before=False),
-    "an update is done": _at_call(_module, "_after_update"),
     "half a checkpoint is written": _half_a_checkpoint,
-    "a checkpoint is not yet renamed": _at_call(_checkpoint_io, "_write", before=False),
-    "a checkpoint has no health file": _at_call(_checkpoint, "_write_health"),
-    "a step is measured": _at_call(_journal, "write_step"),
-    "a step is recorded": _at_call(_journal, "write_step", before=False),
-    "an evaluation begins": _at_call(_evaluator, "add"),
-    "an epoch ends": _at_call(_fit_loop, "on_advance_end"),
-    "a probe begins": _at_call(_probe, "measure"),
+    **{at: _at_call(at, owner, name, before=before) for at, (owner, name, before) in _CALLS.items()},
 }
 
 
