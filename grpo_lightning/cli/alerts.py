@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_lightning.cli.arguments import Parser, dumps
+from grpo_lightning.cli.sources import run_directory
 from grpo_lightning.errors import UsageError
 from grpo_lightning.health import CAUSES, acknowledge_command
 from grpo_lightning.sinks import AlertRow, Journal, RunDirectory
@@ -32,7 +33,7 @@ def run_status(argv: list[str]) -> int:
     parser.add_argument("--root", default="runs", help="the folder of run directories (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
-    directory = _directory(args.run, args.root)
+    directory = run_directory(args.run, args.root)
     with directory.journal(read_only=True) as journal:
         facts = _facts(directory, journal)
         if args.json:
@@ -57,7 +58,7 @@ def run_acknowledge(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if not args.note.strip():
         raise UsageError("--note is empty: say in a sentence what the cause was; the next reader has only that.")
-    directory = _directory(args.run, args.root)
+    directory = run_directory(args.run, args.root)
     with directory.journal() as journal:
         journal.acknowledge(args.alert, cause=args.cause, note=args.note)
         left = [
@@ -73,18 +74,6 @@ def run_acknowledge(argv: list[str]) -> int:
     if not left and last is not None:
         print(f"continue: python -m grpo_lightning fit --ckpt_path {last}")
     return 0
-
-
-def _directory(run: str, root: str) -> RunDirectory:
-    for path in (Path(run), Path(root) / run):
-        if (path / "journal.sqlite").is_file():
-            return RunDirectory.open(path)
-    from grpo_lightning.tracking import resolve_run
-
-    found = resolve_run(run, root=root)
-    if found.path is None:
-        raise UsageError(f"The run {found.name} ({found.run_id}) has no run directory on this machine.")
-    return RunDirectory.open(found.path)
 
 
 def _newest(checkpoints: Path) -> Path | None:

@@ -58,6 +58,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "diagnose": (_lazy("diagnose", "run_diagnose"), "where to look first: environment, data, reward, algorithm"),
     "report": (_lazy("report", "run_report"), "one HTML file: overview, signal health, diagnosis"),
     "acknowledge": (_lazy("alerts", "run_acknowledge"), "close an alert by saying what caused it"),
+    "compare": (_lazy("compare", "run_compare"), "what differs between two runs, environment first"),
+    "snapshot": (_lazy("snapshot", "run_snapshot"), "what a run was made of: show, verify, diff, restore"),
     "check": (_lazy("check", "run_check"), "the health verdict on another trainer's log"),
     "rules": (_lazy("rules", "run_rules"), "check, test and replay health rules"),
     "baseline": (_lazy("baseline", "run_baseline"), "rulers made of earlier runs"),
@@ -79,6 +81,8 @@ examples:
   grpo-lightning status RUN
   grpo-lightning diagnose RUN                               where to look first
   grpo-lightning report RUN                                 runs/RUN/report.html
+  grpo-lightning compare RUN_A RUN_B                        what made the difference
+  grpo-lightning snapshot verify RUN                        whether what it was made of still holds
   grpo-lightning check train.log                            a log of TRL, verl, ms-swift, ...
 
 `grpo-lightning COMMAND --help` lists a command's options.

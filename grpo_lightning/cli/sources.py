@@ -11,9 +11,9 @@ import yaml
 from grpo_lightning.errors import UsageError
 from grpo_lightning.health import Step
 from grpo_lightning.logs import LogReader, LogStep, open_log
-from grpo_lightning.sinks import Journal
+from grpo_lightning.sinks import Journal, RunDirectory
 
-__all__ = ["Source", "open_source", "steps_of_journal", "steps_of_log"]
+__all__ = ["Source", "open_source", "run_directory", "steps_of_journal", "steps_of_log"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,6 +70,23 @@ def _open_run(text: str, root: str, experiment: str | None) -> Source:
     if found.path is None:
         raise UsageError(f"The run {found.name} ({found.run_id}) has no run directory on this machine.")
     return Source(name=found.name, steps=steps_of_journal(found.path / "journal.sqlite"), path=found.path)
+
+
+def run_directory(run: str, root: str = "runs") -> RunDirectory:
+    """The directory of the run that `run` names: a directory, a run id, its unique prefix or its name.
+
+    Raises:
+        UsageError: nothing of that name, or its directory is not on this machine.
+    """
+    for path in (Path(run).expanduser(), Path(root) / run):
+        if (path / "journal.sqlite").is_file():
+            return RunDirectory.open(path)
+    from grpo_lightning.tracking import resolve_run
+
+    found = resolve_run(run, root=root)
+    if found.path is None:
+        raise UsageError(f"The run {found.name} ({found.run_id}) has no run directory on this machine.")
+    return RunDirectory.open(found.path)
 
 
 def steps_of_log(log: LogReader) -> Iterator[Step]:

@@ -13,9 +13,9 @@ from run_snapshot.errors import SnapshotError
 from run_snapshot.manifest import Stored, load_snapshot
 from run_snapshot.records import Difference, Level
 
-__all__ = ["diff"]
+__all__ = ["PARTS", "diff"]
 
-_PART: dict[Level, str] = {
+PARTS: dict[Level, str] = {
     "environment": "environment.json",
     "data": "data.json",
     "reward": "rewards.json",
@@ -41,12 +41,12 @@ def diff(a: str | Path, b: str | Path) -> list[Difference]:
     }
     differences: list[Difference] = []
     for level, part in compare.items():
-        has = first.has(_PART[level]), second.has(_PART[level])
+        has = first.has(PARTS[level]), second.has(PARTS[level])
         if all(has):
             differences += _guarded(level, part, first, second)
         elif any(has):
             told = [("captured" if there else "not captured") for there in has]
-            differences.append(Difference(level=level, name=_PART[level], kind="unknown", a=told[0], b=told[1]))
+            differences.append(Difference(level=level, name=PARTS[level], kind="unknown", a=told[0], b=told[1]))
     return differences
 
 
@@ -56,7 +56,7 @@ def _guarded(
     try:
         return list(part(a, b))
     except (SnapshotError, KeyError, TypeError, ValueError, AttributeError) as error:
-        return [Difference(level=level, name=_PART[level], kind="unknown", detail=f"{type(error).__name__}: {error}")]
+        return [Difference(level=level, name=PARTS[level], kind="unknown", detail=f"{type(error).__name__}: {error}")]
 
 
 def _environment(a: Stored, b: Stored) -> Iterator[Difference]:
