@@ -88,6 +88,12 @@ class RunSnapshot(L.Callback):
         self.digest = ""
         self._told: set[Any] = set()
         self._last: tuple[int, dict[str, Any]] | None = None
+        recorder.health_parts.append(self._health)
+
+    def _health(self) -> dict[str, Any]:
+        """For the file beside a checkpoint: the snapshot and the root of the weights' digests."""
+        weights = self._last[1].get("weights", {}) if self._last is not None else {}
+        return {"snapshot_digest": self.digest, "weights_root": weights.get("root", "")}
 
     # ---- start and resume
 

@@ -59,6 +59,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "report": (_lazy("report", "run_report"), "one HTML file: overview, signal health, diagnosis"),
     "acknowledge": (_lazy("alerts", "run_acknowledge"), "close an alert by saying what caused it"),
     "compare": (_lazy("compare", "run_compare"), "what differs between two runs, environment first"),
+    "audit": (_lazy("audit", "run_audit"), "every registered run against what is recorded of it"),
     "snapshot": (_lazy("snapshot", "run_snapshot"), "what a run was made of: show, verify, diff, restore"),
     "check": (_lazy("check", "run_check"), "the health verdict on another trainer's log"),
     "rules": (_lazy("rules", "run_rules"), "check, test and replay health rules"),
@@ -82,6 +83,7 @@ examples:
   grpo-lightning diagnose RUN                               where to look first
   grpo-lightning report RUN                                 runs/RUN/report.html
   grpo-lightning compare RUN_A RUN_B                        what made the difference
+  grpo-lightning audit --experiment E                       every run of an experiment
   grpo-lightning snapshot verify RUN                        whether what it was made of still holds
   grpo-lightning check train.log                            a log of TRL, verl, ms-swift, ...
 

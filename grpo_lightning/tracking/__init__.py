@@ -9,7 +9,7 @@ from grpo_lightning.tracking.errors import TrackingError, TrackingRefused
 from grpo_lightning.tracking.feed import Feeder
 from grpo_lightning.tracking.names import Pages, clean_key, metric_key
 from grpo_lightning.tracking.pump import MetricPump
-from grpo_lightning.tracking.read import RunRef, resolve_run, ui_command, ui_link
+from grpo_lightning.tracking.read import RecordedRun, RunRef, recorded_runs, resolve_run, ui_command, ui_link
 from grpo_lightning.tracking.run import MLflowRun, Point, RunStatus
 from grpo_lightning.tracking.store import (
     TRACKING_VARIABLE,
@@ -27,6 +27,7 @@ __all__ = [
     "MetricPump",
     "Pages",
     "Point",
+    "RecordedRun",
     "RunRef",
     "RunStatus",
     "SyncReport",
@@ -36,6 +37,7 @@ __all__ = [
     "make_client",
     "metric_key",
     "prepare_store",
+    "recorded_runs",
     "resolve_run",
     "resolve_tracking_uri",
     "sqlite_path",

@@ -18,9 +18,10 @@ from grpo_lightning.tracking.store import make_client, resolve_tracking_uri, sql
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-__all__ = ["RunRef", "resolve_run", "ui_command", "ui_link"]
+__all__ = ["RecordedRun", "RunRef", "recorded_runs", "resolve_run", "ui_command", "ui_link"]
 
 _MIN_PREFIX = 4
+_PAGE = 5000  # runs a query
 _LOCAL_UI = "http://127.0.0.1:5000"
 
 
@@ -32,6 +33,48 @@ class RunRef:
     name: str
     path: Path | None  # its run directory, None when it is not on this machine
     experiment_id: str | None = None  # known when MLflow was asked
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedRun:
+    """A run as MLflow lists it."""
+
+    run_id: str
+    name: str
+    experiment: str
+    status: str
+    tags: dict[str, str]
+
+
+def recorded_runs(experiment: str | None = None, *, tracking_uri: str | None = None) -> list[RecordedRun]:
+    """Every run of a store, or of one experiment, oldest first. A store that does not exist yet has none."""
+    uri = resolve_tracking_uri(tracking_uri)
+    path = sqlite_path(uri)
+    if path is not None and not path.is_file():
+        return []
+    client = make_client(uri)
+    names = {e.experiment_id: e.name for e in client.search_experiments()}
+    chosen = [key for key, name in names.items() if experiment in (None, name)]
+    if not chosen:
+        raise UsageError(f"There is no experiment {experiment!r} in {redact_text(uri)}.")
+    found, token = [], None
+    while True:
+        page = client.search_runs(chosen, max_results=_PAGE, order_by=["attributes.start_time ASC"], page_token=token)
+        found += [_listed(run, names) for run in page]
+        token = page.token
+        if not token:
+            return found
+
+
+def _listed(run: Run, names: dict[str, str]) -> RecordedRun:
+    info = run.info
+    return RecordedRun(
+        run_id=info.run_id,
+        name=info.run_name or info.run_id,
+        experiment=names.get(info.experiment_id, info.experiment_id),
+        status=str(info.status),
+        tags=dict(run.data.tags),
+    )
 
 
 def resolve_run(

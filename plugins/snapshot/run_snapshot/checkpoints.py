@@ -10,7 +10,7 @@ from run_snapshot.digests.weights import WeightsTree, compare_weights, digest_st
 from run_snapshot.errors import DigestError
 from run_snapshot.records import Finding
 
-__all__ = ["KEY", "check_checkpoint", "checkpoint_record"]
+__all__ = ["KEY", "check_checkpoint", "checkpoint_record", "read_checkpoint"]
 
 KEY = "run_snapshot"  # in a checkpoint
 _NAMED = 20
@@ -23,24 +23,29 @@ def checkpoint_record(state: Mapping[str, Any], *, digest: str, path: str = "") 
 
 def check_checkpoint(path: str | Path) -> list[Finding]:
     """Whether a checkpoint's weights are those that it was saved with; each tensor that is not is named."""
+    return read_checkpoint(path)[1]
+
+
+def read_checkpoint(path: str | Path) -> tuple[Mapping[str, Any] | None, list[Finding]]:
+    """A checkpoint, None where it can't be read, and what is to be said about its weights."""
     where = Path(path)
     name = str(where)
     if not where.is_file():
-        return [Finding(level="weights", name=name, verdict="missing", detail="the checkpoint is gone")]
+        return None, [Finding(level="weights", name=name, verdict="missing", detail="the checkpoint is gone")]
     try:
         loaded = load_checkpoint(where)
         record = loaded.get(KEY) if isinstance(loaded, Mapping) else None
         if not isinstance(record, Mapping):
             detail = "it holds no record of its weights"
-            return [Finding(level="weights", name=name, verdict="unknown", detail=detail)]
+            return loaded, [Finding(level="weights", name=name, verdict="unknown", detail=detail)]
         tree = WeightsTree.from_json(record["weights"])
         changes = compare_weights(tree, digest_state(state_in(loaded, where)))
     except (DigestError, KeyError, TypeError, ValueError) as error:
-        return [Finding(level="weights", name=name, verdict="unknown", detail=str(error))]
+        return None, [Finding(level="weights", name=name, verdict="unknown", detail=str(error))]
     if not changes:
         detail = f"{len(tree.tensors)} tensors as saved, root {tree.root}"
-        return [Finding(level="weights", name=name, verdict="ok", detail=detail)]
-    return [
+        return loaded, [Finding(level="weights", name=name, verdict="ok", detail=detail)]
+    return loaded, [
         Finding(level="weights", name=change.name, verdict="changed", detail=f"{change.kind} in {where.name}")
         for change in changes[:_NAMED]
     ]
