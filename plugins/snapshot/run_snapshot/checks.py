@@ -32,7 +32,15 @@ from run_snapshot.manifest import Stored
 from run_snapshot.records import Finding, Verdict
 from run_snapshot.repository import Repository, outputs_of, read_repository, untracked_code
 
-__all__ = ["check_code", "check_data", "check_environment", "check_rewards", "check_weights", "compare_tree"]
+__all__ = [
+    "check_code",
+    "check_data",
+    "check_environment",
+    "check_rewards",
+    "check_weights",
+    "compare_tree",
+    "reward_and_data_files",
+]
 
 _NAMED = 20  # tensors or files that get a finding of their own
 
@@ -90,7 +98,7 @@ def check_code(stored: Stored, *, quick: bool = True) -> list[Finding]:
     if member is None:
         return [_gone("code", "code.json")]
     stats = (stored.json("stat.json") or {}).get("code", {})
-    elsewhere = _reward_and_data_files(stored)
+    elsewhere = reward_and_data_files(stored)
     findings = []
     for entry in member["repositories"]:
         known = stats.get(entry["root"]) or {}
@@ -277,7 +285,7 @@ def _same_file(file: Path, entry: Mapping[str, Any]) -> bool:
     return file.is_file() and file.stat().st_size == entry["bytes"] and digest_file(file).sha256 == entry["sha256"]
 
 
-def _reward_and_data_files(stored: Stored) -> set[str]:
+def reward_and_data_files(stored: Stored) -> set[str]:
     rewards, data = stored.json("rewards.json") or {}, stored.json("data.json") or {}
     files = {file["path"] for file in rewards.get("files", ())}
     for source in data.get("sources", ()):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from run_snapshot.checks import recorded_rows
+from run_snapshot.checks import recorded_rows, reward_and_data_files
 from run_snapshot.digests import WeightsTree, compare_weights, explain_rows
 from run_snapshot.errors import SnapshotError
 from run_snapshot.manifest import Stored, load_snapshot
@@ -185,7 +185,8 @@ def _code(a: Stored, b: Stored) -> Iterator[Difference]:
         if one["revision"] != two["revision"]:
             revisions = one["revision"][:12], two["revision"][:12]
             yield Difference(level="code", name=f"{name}: revision", kind="changed", a=revisions[0], b=revisions[1])
-        trees = [_edits(name, r) for r in (one, two)]
+        elsewhere = reward_and_data_files(a) | reward_and_data_files(b)
+        trees = [_edits(name, r, elsewhere) for r in (one, two)]
         yield from _mappings("code", *trees)
 
 
@@ -193,9 +194,15 @@ def _repository_name(repository: Mapping[str, Any]) -> str:
     return str(repository["remote"] or Path(repository["root"]).name)
 
 
-def _edits(name: str, repository: Mapping[str, Any]) -> dict[str, str]:
-    edits = {f"{name}: {path}": f"edited {blob[:12]}" if blob else "deleted" for path, _, blob in repository["changed"]}
-    edits |= {f"{name}: {path}": f"untracked {blob[:12]}" for path, blob in repository["untracked"]}
+def _edits(name: str, repository: Mapping[str, Any], elsewhere: set[str]) -> dict[str, str]:
+    """Edited code; rewards and data are those parts' business."""
+
+    def is_code(path: str) -> bool:
+        return str(Path(repository["root"], path).resolve()) not in elsewhere
+
+    edits = {path: f"edited {blob[:12]}" if blob else "deleted" for path, _, blob in repository["changed"]}
+    edits |= {path: f"untracked {blob[:12]}" for path, blob in repository["untracked"]}
+    edits = {f"{name}: {path}": told for path, told in edits.items() if is_code(path)}
     return edits | {f"{name}: {row[0]}": f"submodule {row[2][:12]} {row[3]}" for row in repository["submodules"]}
 
 
