@@ -15,21 +15,24 @@ from support.tiny import make_tiny_model
 from grpo_lightning.cli.main import main
 from grpo_lightning.sinks import RunDirectory
 
-REWARD = "from my_helper import size\n\n\ndef length(completions, **_):\n    return [float(size(c) % 3) for c in completions]\n"
+REWARD = "from {helper} import size\n\n\ndef length(completions, **_):\n    return [float(size(c) % 3) for c in completions]\n"
 HELPER = "def size(text):\n    return len(text)\n"
 
 
 class Project:
-    """A model, prompts, a reward with a helper, all committed; `runs` and the store lie beside."""
+    """A model, prompts, a reward with a helper, all committed but the data; the store lies beside.
 
-    def __init__(self, folder: Path, template: Path) -> None:
+    `helper` names the module: it is imported once a process.
+    """
+
+    def __init__(self, folder: Path, template: Path, *, helper: str) -> None:
         self.folder = folder / "project"
         self.folder.mkdir()
         make_tiny_model(self.folder)
         self.rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(24)]
         self.data.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
-        (self.folder / "my_reward.py").write_text(REWARD)
-        (self.folder / "my_helper.py").write_text(HELPER)
+        (self.folder / "my_reward.py").write_text(REWARD.format(helper=helper))
+        (self.folder / f"{helper}.py").write_text(HELPER)
         (self.folder / "notes.py").write_text("A = 1\n")
         (self.folder / ".gitignore").write_text("runs/\ntrain.jsonl\nrun_*.yaml\n__pycache__/\n")
         shutil.copy(template, folder / "store.db")

@@ -26,7 +26,7 @@ def whole(
 ) -> Iterator[tuple[Project, RunDirectory, Kept]]:
     folder = tmp_path_factory.mktemp("audit")
     with pytest.MonkeyPatch.context() as patch:
-        project = Project(folder, mlflow_template)
+        project = Project(folder, mlflow_template, helper="my_helper")
         patch.chdir(project.folder)
         patch.setenv("MLFLOW_TRACKING_URI", project.store)
         run = project.run("one")

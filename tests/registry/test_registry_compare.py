@@ -19,7 +19,7 @@ pytest.importorskip("run_snapshot")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, mlflow_template: Path) -> Iterator[dict[str, RunDirectory]]:
     with pytest.MonkeyPatch.context() as patch:
-        project = Project(tmp_path_factory.mktemp("compare"), mlflow_template)
+        project = Project(tmp_path_factory.mktemp("compare"), mlflow_template, helper="my_sizes")
         patch.chdir(project.folder)
         patch.setenv("MLFLOW_TRACKING_URI", project.store)
         made = {"base": project.run("base"), "again": project.run("again")}
@@ -28,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, mlflow_template: Path) -> Ite
         project.data.write_text("".join([lines[1], lines[0], *lines[2:], '{"prompt": "7=", "answer": "7"}\n']))
         made["rows"] = project.run("rows")
         made["rows and faster"] = project.run("both", extra=["--model.optimizer.lr=0.01"])
-        (project.folder / "my_helper.py").write_text("def size(text):\n    return len(text) + 1\n")
+        (project.folder / "my_sizes.py").write_text("def size(text):\n    return len(text) + 1\n")
         made["reward"] = project.run("reward")
         yield made
 

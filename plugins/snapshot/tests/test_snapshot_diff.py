@@ -123,7 +123,8 @@ def test_they_come_in_order_of_suspicion_with_their_details(bench: Bench) -> Non
     a = bench.take("a")
     reinstall(bench, "1.1")
     data(bench, lambda rows: rows.pop(2))
-    (bench.root / "helper.py").write_text("A = 2\n")
+    (bench.root / "helper.py").write_text("A = 2\n")  # of the reward: no code difference besides
+    (bench.root / "other.py").write_text("B = 1\n")
     found = diff(a, bench.take("b", config={"lr": 3}, model_state={"w": torch.zeros(2)}))
     levels = [d.level for d in found]
     assert levels == sorted(levels, key=LEVELS.index)
