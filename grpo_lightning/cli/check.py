@@ -32,6 +32,12 @@ examples:
 def run_check(argv: list[str]) -> int:
     """0 when healthy, 1 when a log is unhealthy (or a warning, with --fail-on warning)."""
     args = _parser().parse_args(argv)
+    if args.selftest:
+        from grpo_lightning.cli.selftest import run_selftest
+
+        return run_selftest(Console(highlight=False))
+    if not args.logs:
+        raise UsageError("no LOG is named: give a log's file, a run directory, or a run's id or name.")
     rules, baseline = rules_of(args.rules), load_baseline(args.baseline) if args.baseline else None
     if args.follow:
         return _follow(args, rules, baseline)
@@ -62,7 +68,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="grpo-lightning check", description="The health verdict on a log of GRPO training.", epilog=_EPILOG
     )
-    parser.add_argument("logs", nargs="+", metavar="LOG", help="a log's file, a run directory, or a run's id or name")
+    parser.add_argument("logs", nargs="*", metavar="LOG", help="a log's file, a run directory, or a run's id or name")
     parser.add_argument("--format", choices=FORMATS, help="how the logs are written; told by their content otherwise")
     parser.add_argument(
         "--logging-steps", type=int, metavar="N", help="optimizer steps per row, where the log has none"
@@ -77,6 +83,11 @@ def _parser() -> Parser:
     )
     parser.add_argument("--report", metavar="F", help="write an HTML report of the one log, too")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--selftest",
+        action="store_true",
+        help="put the shipped faults through every reader; exit 1 when one is misread",
+    )
     parser.add_argument("--follow", action="store_true", help="watch one growing log; exit 75 when a rule would pause")
     parser.add_argument(
         "--poll", type=float, default=1.0, metavar="S", help="seconds between two looks (with --follow)"

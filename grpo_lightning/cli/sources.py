@@ -11,9 +11,15 @@ import yaml
 from grpo_lightning.errors import UsageError
 from grpo_lightning.health import Step
 from grpo_lightning.logs import LogReader, LogStep, open_log
+from grpo_lightning.logs.names import Translator, trainer_of
+from grpo_lightning.logs.records import Row, Tally
 from grpo_lightning.sinks import Journal, RunDirectory
 
 __all__ = ["Source", "open_source", "run_directory", "steps_of_journal", "steps_of_log"]
+
+
+_OUR_PAGES = ("1_overview/", "2_health/", "3_diagnosis/")
+_MLFLOW_SCHEMES = ("mlflow:", "runs:/")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -25,11 +31,13 @@ class Source:
     log: LogReader | None = None
     path: Path | None = None  # a run's directory
     notes: list[str] = field(default_factory=list)
+    translator: Translator | None = None  # of a run that only MLflow has
 
     @property
     def unknown_keys(self) -> list[dict[str, str | None]]:
         """Keys that no table knows, each with what it might be."""
-        keys = self.log.unknown_keys if self.log is not None else {}
+        reader = self.log.unknown_keys if self.log is not None else {}
+        keys = self.translator.unknown if self.translator is not None else reader
         return [{"key": key, "perhaps": near} for key, near in keys.items()]
 
     @property
@@ -49,9 +57,14 @@ def open_source(
 ) -> Source:
     """What `text` names: a log's file, a run directory, a run id, its unique prefix or its name.
 
+    A run that has no directory here, another trainer's say, is read from MLflow; `mlflow:RUN` and `runs:/ID` ask for that.
+
     Raises:
         UsageError: nothing of that name, or a file that is no log.
     """
+    for scheme in _MLFLOW_SCHEMES:
+        if text.startswith(scheme):
+            return _open_mlflow(text.removeprefix(scheme).split("/")[0], root, experiment)
     path = Path(text).expanduser()
     if path.name == "journal.sqlite" and path.is_file():
         path = path.parent
@@ -68,8 +81,45 @@ def _open_run(text: str, root: str, experiment: str | None) -> Source:
         raise UsageError(f"{text} is a folder without a journal.sqlite: name a run directory, a run or a log's file.")
     found = resolve_run(text, root=root, experiment=experiment)
     if found.path is None:
-        raise UsageError(f"The run {found.name} ({found.run_id}) has no run directory on this machine.")
+        return _of_metrics(found.name, found.run_id)
     return Source(name=found.name, steps=steps_of_journal(found.path / "journal.sqlite"), path=found.path)
+
+
+def _open_mlflow(text: str, root: str, experiment: str | None) -> Source:
+    from grpo_lightning.tracking import resolve_run
+
+    found = resolve_run(text, root=root, experiment=experiment)
+    return _of_metrics(found.name, found.run_id)
+
+
+def _of_metrics(name: str, run_id: str) -> Source:
+    """A run's steps from MLflow, by the names of whichever trainer wrote them."""
+    from grpo_lightning.tracking import metric_rows
+
+    rows = metric_rows(run_id)
+    if not rows:
+        raise UsageError(f"The run {name} ({run_id}) has no metrics in MLflow.")
+    keys = dict.fromkeys(key for _, values in rows for key in values)
+    ours = any(key.startswith(_OUR_PAGES) for key in keys)
+    trainer = "grpo-lightning" if ours else trainer_of(keys)
+    translator = Translator(trainer)
+    note = f"read from MLflow, by {trainer}'s names"
+    return Source(name=name, steps=_translated(rows, translator), notes=[note], translator=translator)
+
+
+def _translated(rows: list[tuple[int, dict[str, float]]], translator: Translator) -> Iterator[Step]:
+    """Training rows as steps; an evaluation is judged with the step after it, or with its own."""
+    tally, last, waiting = Tally(), 0, dict[str, float]()
+    for step, given in rows:
+        parsed = translator.parse(Row(given, step), tally)
+        if parsed is None:
+            continue
+        if parsed.kind == "eval":
+            waiting |= parsed.values
+            continue
+        span = float(max(step - last, 1)) if last else 1.0
+        yield Step(step=step, values=waiting | parsed.values, span=span)
+        last, waiting = step, {}
 
 
 def run_directory(run: str, root: str = "runs") -> RunDirectory:

@@ -25,7 +25,7 @@ from grpo_lightning.health.judge import Judge
 from grpo_lightning.health.loading import read_records
 from grpo_lightning.health.records import Rule, Step
 
-__all__ = ["RuleTest", "load_tests", "parse_series", "run_test", "tests_path"]
+__all__ = ["RuleTest", "load_tests", "parse_series", "rules_of_test", "run_test", "tests_path"]
 
 _ITEM = re.compile(
     r"(_|[-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+))(?:([-+](?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?))?(?:x(\d{1,9}))?",
@@ -133,12 +133,12 @@ def run_test(test: RuleTest, rules: Sequence[Rule]) -> list[str]:
     strange = [name for name in (*test.rules, *(rule for rule, _ in test.expect)) if name not in known]
     if strange:
         return [f"there is no rule {strange[0]!r}"]
-    held = _with_parts(test.rules, rules) if test.rules else known
-    read = {signal for rule in rules if rule.name in held for signal in rule.signals} | {"step_seconds"}
+    held = rules_of_test(test, rules)
+    read = {signal for rule in held for signal in rule.signals} | {"step_seconds"}
     unread = sorted(set(test.series) - read)
     if unread:
         return [f"no rule reads the series {unread[0]!r}"]
-    judge = Judge([rule for rule in rules if rule.name in held])
+    judge = Judge(held)
     for row in range(max(map(len, test.series.values()))):
         given = {name: values[row] for name, values in test.series.items() if row < len(values)}
         step = round((row + 1) * test.span)
@@ -148,6 +148,14 @@ def run_test(test: RuleTest, rules: Sequence[Rule]) -> list[str]:
     return [f"{rule} did not fire at step {step}" for rule, step in test.expect if (rule, step) not in fired] + [
         f"{rule} fired at step {step}" for rule, step in fired if (rule, step) not in test.expect
     ]
+
+
+def rules_of_test(test: RuleTest, rules: Sequence[Rule]) -> list[Rule]:
+    """The rules that a test holds: those that it names and what they join, or all."""
+    if not test.rules:
+        return list(rules)
+    names = _with_parts(test.rules, rules)
+    return [rule for rule in rules if rule.name in names]
 
 
 def _number(value: float, where: str) -> float:

@@ -212,7 +212,7 @@ IGNORED: dict[str, tuple[str, ...]] = {
         r"dynamic_sampling_.*", r".*_seq_mult_prob_error.*", r"masked_correct_pct", r".*_(rate|pct)", r".*gen_tokens.*", r".*turns.*", r"global_valid_.*", r"(total|mean|max|min)_.*tokens.*", r"filtered_reward", r"performance/.*",
         r"ray/.*", r"moe/.*", r"draft_loss", r"mean_prompt_length",
     ),
-    "grpo-lightning": (r"eval_.*",),
+    "grpo-lightning": (r"eval_.*", r"segment"),
 }
 IGNORED = {trainer: (*_EVERYWHERE, *patterns) for trainer, patterns in IGNORED.items()}
 # fmt: on

@@ -9,7 +9,15 @@ from grpo_lightning.tracking.errors import TrackingError, TrackingRefused
 from grpo_lightning.tracking.feed import Feeder
 from grpo_lightning.tracking.names import Pages, clean_key, metric_key
 from grpo_lightning.tracking.pump import MetricPump
-from grpo_lightning.tracking.read import RecordedRun, RunRef, recorded_runs, resolve_run, ui_command, ui_link
+from grpo_lightning.tracking.read import (
+    RecordedRun,
+    RunRef,
+    metric_rows,
+    recorded_runs,
+    resolve_run,
+    ui_command,
+    ui_link,
+)
 from grpo_lightning.tracking.run import MLflowRun, Point, RunStatus
 from grpo_lightning.tracking.store import (
     TRACKING_VARIABLE,
@@ -36,6 +44,7 @@ __all__ = [
     "clean_key",
     "make_client",
     "metric_key",
+    "metric_rows",
     "prepare_store",
     "recorded_runs",
     "resolve_run",

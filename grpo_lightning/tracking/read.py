@@ -18,7 +18,7 @@ from grpo_lightning.tracking.store import make_client, resolve_tracking_uri, sql
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-__all__ = ["RecordedRun", "RunRef", "recorded_runs", "resolve_run", "ui_command", "ui_link"]
+__all__ = ["RecordedRun", "RunRef", "metric_rows", "recorded_runs", "resolve_run", "ui_command", "ui_link"]
 
 _MIN_PREFIX = 4
 _PAGE = 5000  # runs a query
@@ -75,6 +75,27 @@ def _listed(run: Run, names: dict[str, str]) -> RecordedRun:
         status=str(info.status),
         tags=dict(run.data.tags),
     )
+
+
+def metric_rows(run_id: str, *, tracking_uri: str | None = None) -> list[tuple[int, dict[str, float]]]:
+    """A run's metrics as MLflow has them, by step; of several values at a step the one that was logged last counts.
+
+    Raises:
+        UsageError: there is no such run in the store.
+    """
+    from mlflow.exceptions import MlflowException
+
+    uri = resolve_tracking_uri(tracking_uri)
+    client = make_client(uri)
+    try:
+        names = sorted(client.get_run(run_id).data.metrics)
+    except MlflowException as error:
+        raise UsageError(f"There is no run {run_id!r} in {redact_text(uri)}.") from error
+    rows: dict[int, dict[str, float]] = {}
+    for name in names:
+        for point in sorted(client.get_metric_history(run_id, name), key=lambda point: point.timestamp):
+            rows.setdefault(point.step, {})[name] = point.value
+    return sorted(rows.items())
 
 
 def resolve_run(
