@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from grpo_lightning.logs import FORMATS, LogStep, follow
 from grpo_lightning.signals import signal_names
 
 __all__ = ["rules_of", "run_check"]
+
+_REMEMBERED = 20_000  # rows that a restart can go back over
 
 _EPILOG = """\
 examples:
@@ -119,8 +122,7 @@ def _follow(args: argparse.Namespace, rules: Sequence[Rule], baseline: Baseline 
         raise UsageError(f"--follow watches one log and {len(args.logs)} are named: start one check for each.")
     if not 0 < args.poll < math.inf:
         raise UsageError(f"--poll is {args.poll}: give seconds above 0.")
-    judge = Judge(rules, baseline=baseline)
-    last: int | None = None
+    watch = _Watch(rules, baseline)
     intervals: list[float] = []
     rows = follow(
         Path(args.logs[0]),
@@ -130,17 +132,43 @@ def _follow(args: argparse.Namespace, rules: Sequence[Rule], baseline: Baseline 
         seen=lambda reader: intervals.append(reader.interval),
     )
     for row in rows:
-        if last is not None and row.step <= last:  # a restart: what comes again counts
-            judge = Judge(rules, baseline=baseline)
-            last = None
-        _say(judge, row, intervals[-1] if last is None else float(row.step - last))
-        last = row.step
+        watch.see(row, intervals[-1])
     return 0
 
 
-def _say(judge: Judge, row: LogStep, span: float) -> None:
-    groups = row.groups * span if row.groups is not None else None
-    for change in judge.observe(Step(step=row.step, values=row.values, span=span, groups=groups)):
+class _Watch:
+    """Judges rows as they come. After a restart from an earlier step, what came after that step is as if it had never been."""
+
+    def __init__(self, rules: Sequence[Rule], baseline: Baseline | None) -> None:
+        self._rules, self._baseline = rules, baseline
+        self._judge = Judge(rules, baseline=baseline)
+        self._past: deque[Step] = deque(maxlen=_REMEMBERED)
+
+    def see(self, row: LogStep, interval: float) -> None:
+        """Judge one row and print what changes.
+
+        Raises:
+            RunPaused: a rule would pause the run.
+        """
+        if self._past and row.step <= self._past[-1].step:
+            self._go_back(row.step)
+        span = float(row.step - self._past[-1].step) if self._past else interval
+        groups = row.groups * span if row.groups is not None else None
+        step = Step(step=row.step, values=row.values, span=span, groups=groups)
+        self._past.append(step)
+        _say(self._judge, step)
+
+    def _go_back(self, step: int) -> None:
+        while self._past and self._past[-1].step >= step:
+            self._past.pop()
+        self._judge = Judge(self._rules, baseline=self._baseline)
+        for before in self._past:
+            self._judge.observe(before)
+        print(f"the log goes back to step {step}: what came after it before counts no more", flush=True)
+
+
+def _say(judge: Judge, step: Step) -> None:
+    for change in judge.observe(step):
         alert = change.alert
         print(f"step {change.step} {change.change} {alert.severity} {alert.rule}: {alert.summary}", flush=True)
         if change.change != "resolved" and alert.action == "pause":

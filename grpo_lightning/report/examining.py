@@ -121,7 +121,7 @@ def examine_run(
         segments=segments,
         events=sorted(events, key=lambda event: event.step),
         evidence=evidence,
-        repairs=repairs_of(asked, directory.path, diagnosis.onset),
+        repairs=repairs_of(asked, directory.path, diagnosis.onset, trainer=meta.get("trainer", "")),
         baseline=baseline,
         notes=notes,
         at_step=at_step,

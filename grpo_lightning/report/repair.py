@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lightning.health import acknowledge_command
+from grpo_lightning.invocation import command_line
 from grpo_lightning.report.told import Told
 
 __all__ = ["Repair", "repairs_of"]
@@ -24,8 +24,10 @@ class Repair:
     command: str = ""
 
 
-def repairs_of(told: Sequence[Told], directory: Path | None, onset: int | None) -> list[Repair]:
+def repairs_of(told: Sequence[Told], directory: Path | None, onset: int | None, *, trainer: str = "") -> list[Repair]:
     """For a paused run: say why, then go back before it began. For a log: where to resume from.
+
+    `trainer` names the one that trains the run, where it is not this package.
 
     Only what pauses a run is worth going back for.
     """
@@ -42,7 +44,14 @@ def repairs_of(told: Sequence[Told], directory: Path | None, onset: int | None) 
         for one in pausing
         if one.open
     ]
-    return [*found, _going_back(directory, onset)]
+    return [*found, _going_back_in_trl(onset) if trainer == "trl" else _going_back(directory, onset)]
+
+
+def _going_back_in_trl(onset: int) -> Repair:
+    return Repair(
+        what=f"After the cause is repaired, continue from TRL's last checkpoint before step {onset}, in your script:",
+        command='trainer.train(resume_from_checkpoint="OUTPUT_DIR/checkpoint-STEP")',
+    )
 
 
 def _going_back(directory: Path, onset: int) -> Repair:
@@ -50,12 +59,12 @@ def _going_back(directory: Path, onset: int) -> Repair:
     if checkpoint is not None:
         return Repair(
             what=f"After the cause is repaired, continue from the last checkpoint before step {onset}.",
-            command=f"python -m grpo_lightning fit --ckpt_path {shlex.quote(str(checkpoint))}",
+            command=command_line("fit", "--ckpt_path", checkpoint),
         )
     config = directory / "config.yaml"
     return Repair(
         what=f"No checkpoint from before step {onset} is left: after the cause is repaired, start anew.",
-        command=f"python -m grpo_lightning fit --config {shlex.quote(str(config))}" if config.is_file() else "",
+        command=command_line("fit", "--config", config) if config.is_file() else "",
     )
 
 

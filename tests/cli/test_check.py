@@ -6,14 +6,18 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_runs import alerts_of, calm, collapsing, write_log, write_run
 
+from grpo_lightning.cli.check import _Watch
 from grpo_lightning.cli.main import main
+from grpo_lightning.errors import RunPaused
 from grpo_lightning.health import shipped_rules
+from grpo_lightning.logs import LogStep
 
 
 @pytest.fixture(autouse=True)
@@ -179,6 +183,32 @@ def test_following_ends_with_75_where_a_rule_would_pause(here: Path) -> None:
     assert "variance_collapse" in out
     assert "would pause this run at step" in err
     assert "Traceback" not in err
+
+
+def paused_by(watch: _Watch, rows: list[LogStep]) -> str:
+    """What a watch says when one of the rows would pause the run."""
+    try:
+        for row in rows:
+            watch.see(row, 1.0)
+    except RunPaused as pause:
+        return str(pause)
+    return ""
+
+
+def test_a_restart_goes_back_to_what_was_known_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """A collapse that a restart undoes is forgotten; what is known from before the restart is not."""
+    columns = collapsing(collapse_at=60, steps=90)
+    rows = [LogStep(step=i + 1, values={n: v[i] for n, v in columns.items()}, groups=8.0) for i in range(90)]
+    good = [replace(row, values={n: v[row.step - 31] for n, v in columns.items()}) for row in rows[60:]]
+    watch = _Watch(shipped_rules(), None)
+    alone = paused_by(watch, rows)
+    again = _Watch(shipped_rules(), None)
+    for row in [*rows[:64], *good]:  # step 61 comes again, healthy
+        again.see(row, 1.0)
+    assert "the log goes back to step 61" in capsys.readouterr().out
+    bad = [replace(row, step=row.step + 30) for row in rows[60:]]
+    step = int(alone.split("at step ")[1].split(";")[0])
+    assert f"at step {step + 30};" in paused_by(again, bad)
 
 
 def test_a_hostile_log_can_not_write_to_the_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

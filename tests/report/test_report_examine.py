@@ -13,6 +13,7 @@ from report_runs import evidence_row, make_run
 
 from grpo_lightning.errors import UsageError
 from grpo_lightning.health import Alert, Step, build_baseline, save_baseline
+from grpo_lightning.invocation import command_line
 from grpo_lightning.report import examine_log, examine_run, publish_report, repairs_of
 from grpo_lightning.report.evidence import read_evidence
 from grpo_lightning.report.told import Told, alert_of
@@ -50,7 +51,7 @@ def test_the_repair_is_offered_with_its_commands(tmp_path: Path) -> None:
         "kl_runaway@65",
     ]
     checkpoint = directory.checkpoints / "step-0000050.ckpt"  # the last before 60
-    assert shlex.split(back.command) == ["python", "-m", "grpo_lightning", "fit", "--ckpt_path", str(checkpoint)]
+    assert back.command == command_line("fit", "--ckpt_path", checkpoint)
 
 
 def test_what_is_acknowledged_need_not_be_said_again(tmp_path: Path) -> None:
