@@ -1,4 +1,4 @@
-"""Two gloo ranks record what one process does: signals, probe, evidence, one update norm."""
+"""Several gloo ranks record what one process does: signals, probe, evidence, one update norm."""
 
 from __future__ import annotations
 
@@ -54,12 +54,13 @@ def _run(folder: Path) -> RunDirectory:
 
 
 @pytest.mark.slow
-def test_two_ranks_record_what_one_process_does(tmp_path: Path, tiny_files: Path) -> None:
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_record_what_one_process_does(tmp_path: Path, tiny_files: Path, count: int) -> None:
     tests = Path(__file__).resolve().parent.parent
     paths = os.pathsep.join([str(tests), str(tests / "callbacks"), str(tests.parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", __file__]
     ended = subprocess.run(
-        [*command, str(tmp_path / "two"), str(tiny_files)],
+        [*command, str(tmp_path / "several"), str(tiny_files), str(count)],
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,
@@ -68,7 +69,7 @@ def test_two_ranks_record_what_one_process_does(tmp_path: Path, tiny_files: Path
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     train(tmp_path / "one", tiny_files, 1)
-    two, one = steps_of(_run(tmp_path / "two")), steps_of(_run(tmp_path / "one"))
+    two, one = steps_of(_run(tmp_path / "several")), steps_of(_run(tmp_path / "one"))
     for both, alone in zip(two, one, strict=True):
         kept: dict[str, Any] = {
             k: v
@@ -80,9 +81,9 @@ def test_two_ranks_record_what_one_process_does(tmp_path: Path, tiny_files: Path
         assert both.values["rank_overlap_fraction"] == 0.0
         assert "rank_advantage_gap" in both.values
     assert "probe_entropy" in two[0].values
-    lines = (_run(tmp_path / "two").evidence / "step-000002-regular.jsonl").read_text().splitlines()
-    assert {json.loads(line)["rank"] for line in lines} == {0, 1}
+    lines = (_run(tmp_path / "several").evidence / "step-000002-regular.jsonl").read_text().splitlines()
+    assert {json.loads(line)["rank"] for line in lines} == set(range(count))
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), Path(sys.argv[2]), 2)
+    train(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -287,6 +287,7 @@ def test_a_run_that_a_signal_ends_says_so_in_its_exit_code(
     files: Path, here: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ) -> None:
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
     monkeypatch.setenv("TEST_SIGNAL", str(int(number)))
     reward = '[{"path": "support.tiny:signals_itself", "timeout_seconds": null}]'
     try:

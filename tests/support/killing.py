@@ -102,6 +102,7 @@ def _start(folder: Path, argv: list[str], bomb: Bomb | None, *, rank: int, ranks
         return pid
     code = 70
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
         os.chdir(folder)
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'store.db'}"
         if ranks > 1:
