@@ -226,13 +226,13 @@ class Collector:
             groups = sorted(broken) or [0]
             others_batch = select_prompts(batch, groups)
             others = self.sample(policy, others_batch, attempt=attempt)
-            if not broken:
-                continue
-            self._keep_dropped(broken, batch, rollouts, result, attempt - 1)
-            rewarded = self._score_rewards(others, others_batch, step)
-            rollouts = replace_groups(rollouts, groups, others, pad_id=self.sampling.pad_id)
-            result = replace_rewards(result, groups, rewarded, group_size=self.group_size)
-            broken = {p: why for p, why in self._broken(rollouts, result).items() if p in broken}
+            if broken:
+                self._keep_dropped(broken, batch, rollouts, result, attempt - 1)
+                rewarded = self._score_rewards(others, others_batch, step)
+                rollouts = replace_groups(rollouts, groups, others, pad_id=self.sampling.pad_id)
+                result = replace_rewards(result, groups, rewarded, group_size=self.group_size)
+            still = self._broken(rollouts, result)  # on every rank: the share of cut completions is of all of them
+            broken = {p: why for p, why in still.items() if p in broken}
         self.usually_cut.push(_cut_share(rollouts))
         return rollouts, result, len(broken)
 

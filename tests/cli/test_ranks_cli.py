@@ -93,3 +93,13 @@ def test_two_ranks_continue_a_checkpoint_of_theirs_bit_for_bit(here: Path) -> No
     assert rows(run) == whole
     again = weights(run, 3)
     assert all(torch.equal(again[name], value) for name, value in last.items())
+
+
+def test_a_repair_that_one_rank_needs_holds_up_no_other(here: Path) -> None:
+    reward = '[{"path": "support.tiny:infinite_once"}]'
+    on_ranks(2, "--config", "config.yaml", "--run.dir", "runs", "--model.rewards", reward)
+    with RunDirectory.open(only_run(here / "runs")).journal(read_only=True) as journal:
+        steps = [row.values["rollouts_resampled"] for row in journal.rows()]
+        assert [event.name for event in journal.recoveries()] == ["resample"]
+    assert len(steps) == 3
+    assert sum(steps) == 1

@@ -83,3 +83,16 @@ def signals_itself(completions: list[str], **_: Any) -> list[float]:
     """Sends the process the signal of TEST_SIGNAL."""
     os.kill(os.getpid(), int(os.environ["TEST_SIGNAL"]))
     return dense(completions)
+
+
+def infinite_once(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """Infinite for the prompt 3+9= when it comes first in this process, else as `dense`."""
+    values = dense(completions)
+    hit = [i for i, prompt in enumerate(prompts) if prompt == "3+9="]
+    if hit and not _HIT:
+        _HIT.append(True)
+        values[hit[0]] = float("inf")
+    return values
+
+
+_HIT: list[bool] = []
