@@ -25,12 +25,16 @@ class Fault:
         actions: the actions that are right; `skip_update` and `resample` may be followed by a pause.
         causes: the cause classes that are right.
         settings: changes of the run's settings that the fault needs, from the first step on (they do no harm).
+        project: the run has files of its own, and a snapshot that is checked at every fifth step's checkpoint.
+        ranks: processes that train together.
     """
 
     inject: Callable[[int], L.Callback]
     actions: tuple[str, ...]
     causes: tuple[str, ...]
     settings: Settings = field(default_factory=dict)
+    project: bool = False
+    ranks: int = 1
 
 
 class _From(L.Callback):

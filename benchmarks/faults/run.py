@@ -12,12 +12,16 @@ import argparse
 import contextlib
 import io
 import json
+import multiprocessing
+import os
+import socket
 import statistics
 import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,10 +30,12 @@ import lightning as L
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from injections import FAULTS, Fault
+from injections import FAULTS as INJECTED
+from injections import Fault
+from surroundings import SURROUNDINGS, Project
 
 from grpo_lightning import shipped
-from grpo_lightning.callbacks import CheckpointSettings, RunSettings, run_callbacks
+from grpo_lightning.callbacks import CheckpointSettings, RunSettings, SnapshotSettings, run_callbacks
 from grpo_lightning.errors import GrpoError, RunPaused
 from grpo_lightning.rewards import RewardSpec
 from grpo_lightning.sinks import Journal
@@ -42,7 +48,9 @@ from grpo_lightning.training.settings import (
     SamplingSettings,
 )
 
+FAULTS: dict[str, Fault] = INJECTED | SURROUNDINGS
 STEPS, QUICK_STEPS = 160, 150
+CHECKED_EVERY = 5  # steps between the checkpoints, and the looks at the snapshot, of a run with files of its own
 HEALTHY: tuple[dict[str, Any], ...] = (
     {},
     {"group_size": 4},
@@ -72,37 +80,27 @@ class Outcome:
     seconds: float
 
 
-def run(seed: int, steps: int, *, settings: dict[str, Any], fault: L.Callback | None) -> Outcome:
+def run(seed: int, steps: int, *, settings: dict[str, Any], fault: Fault | None, onset: int = 0) -> Outcome:
     """Train, judged; what was told."""
     started, error = perf_counter(), ""
     with tempfile.TemporaryDirectory() as folder:
-        L.seed_everything(seed, verbose=False)
-        callbacks = run_callbacks(
-            run=RunSettings(dir=folder, mlflow=False, fingerprint_steps=0),
-            checkpoint=CheckpointSettings(every_n_steps=0),
-        )
-        trainer = L.Trainer(
-            max_steps=steps,
-            max_epochs=-1,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=True,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-            num_sanity_val_steps=0,
-            val_check_interval=10,
-            check_val_every_n_epoch=None,
-            callbacks=[*([fault] if fault is not None else []), *callbacks],
-            default_root_dir=folder,
-        )
+        project = Project(Path(folder)) if fault is not None and fault.project else None
+        others = []
+        if project is not None:
+            project.write(seed)
+        if fault is not None and fault.ranks > 1:
+            others = _start_others(seed, steps, settings, fault, onset, folder)
         try:
-            trainer.fit(_module(seed, settings), datamodule=_data(seed, settings))
+            _fit(seed, steps, settings, fault, onset, folder)
         except RunPaused:
             pass
         except GrpoError as found:
             error = f"{type(found).__name__}: {found}"
-        (path,) = Path(folder).glob("*/journal.sqlite")
+        finally:
+            _end(others)
+            if project is not None:
+                project.leave()
+        (path,) = Path(folder, "runs").glob("*/journal.sqlite")
         with Journal(path, read_only=True) as journal:
             events = [row.event for row in journal.alerts(all_segments=True)]
             latest = journal.latest()
@@ -114,12 +112,82 @@ def run(seed: int, steps: int, *, settings: dict[str, Any], fault: L.Callback | 
     return Outcome(alerts=alerts, steps=latest.step if latest else 0, error=error, seconds=perf_counter() - started)
 
 
-def _module(seed: int, settings: dict[str, Any]) -> GRPOModule:
+def _fit(seed: int, steps: int, settings: dict[str, Any], fault: Fault | None, onset: int, folder: str) -> None:
+    """Train on this rank."""
+    project = Project(Path(folder)) if fault is not None and fault.project else None
+    count = fault.ranks if fault is not None else 1
+    L.seed_everything(seed, verbose=False)
+    callbacks = run_callbacks(
+        run=RunSettings(dir=str(Path(folder) / "runs"), mlflow=False, fingerprint_steps=0),
+        checkpoint=CheckpointSettings(every_n_steps=CHECKED_EVERY if project is not None else 0),
+        snapshot=SnapshotSettings(lock="off", weights=False) if project is not None else None,
+    )
+    trainer = L.Trainer(
+        max_steps=steps,
+        max_epochs=-1,
+        accelerator="cpu",
+        devices=count,
+        strategy="ddp" if count > 1 else "auto",
+        logger=False,
+        enable_checkpointing=True,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        val_check_interval=10,
+        check_val_every_n_epoch=None,
+        callbacks=[*([fault.inject(onset)] if fault is not None else []), *callbacks],
+        default_root_dir=folder,
+    )
+    trainer.fit(_module(seed, settings, project), datamodule=_data(seed, settings, project))
+
+
+# ---- several ranks
+
+
+def _start_others(
+    seed: int, steps: int, settings: dict[str, Any], fault: Fault, onset: int, folder: str
+) -> list[SpawnProcess]:
+    """The other ranks, as processes of their own; this one becomes rank 0."""
+    name = next(name for name, known in FAULTS.items() if known is fault)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "LOCAL_RANK": "0"}
+    context = multiprocessing.get_context("spawn")
+    others = []
+    for rank in range(1, fault.ranks):
+        words = (rank, name, seed, steps, settings, onset, folder)
+        others.append(context.Process(target=_as_rank, args=words, daemon=True))
+        others[-1].start()
+    return others
+
+
+def _as_rank(rank: int, name: str, seed: int, steps: int, settings: dict[str, Any], onset: int, folder: str) -> None:
+    os.environ["LOCAL_RANK"] = str(rank)
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RunPaused):
+        _fit(seed, steps, settings, FAULTS[name], onset, folder)
+
+
+def _end(others: list[SpawnProcess]) -> None:
+    for process in others:
+        process.join(60)
+        process.kill()
+    if others:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            os.environ.pop(name, None)
+
+
+def _module(seed: int, settings: dict[str, Any], project: Project | None) -> GRPOModule:
     from grpo_lightning.objective import LossConfig
 
     return GRPOModule(
         "shipped:arithmetic",
-        [RewardSpec(path="exact_match")],
+        [RewardSpec(path="exact_match" if project is None else f"{project.reward}:right")],
         eval_rewards=[RewardSpec(path="exact_match")],
         group_size=settings.get("group_size", 8),
         num_minibatches=settings.get("num_minibatches", 1),
@@ -134,9 +202,10 @@ def _module(seed: int, settings: dict[str, Any]) -> GRPOModule:
     )
 
 
-def _data(seed: int, settings: dict[str, Any]) -> PromptDataModule:
+def _data(seed: int, settings: dict[str, Any], project: Project | None) -> PromptDataModule:
     return PromptDataModule(
-        shipped.expand("shipped:arithmetic/train.jsonl"),
+        shipped.expand("shipped:arithmetic/train.jsonl") if project is None else str(project.data),
+        bucket=project is None,
         val=shipped.expand("shipped:arithmetic/val.jsonl"),
         model="shipped:arithmetic",
         prompts_per_step=settings.get("prompts", 16),
@@ -192,7 +261,7 @@ def _faulty(name: str, seed: int, steps: int) -> dict[str, Any]:
     fault = FAULTS[name]
     onset = 50 + 7 * (seed % 5)
     with contextlib.redirect_stdout(io.StringIO()):
-        outcome = run(seed, steps, settings=dict(fault.settings), fault=fault.inject(onset))
+        outcome = run(seed, steps, settings=dict(fault.settings), fault=fault, onset=onset)
     found = judge(fault, outcome, onset)
     told = f"{' '.join(found['rules'])} {found['error']} {outcome.seconds:.0f} s"
     print(f"{name:<32} seed {seed} onset {onset} {found['delay']!s:>5} {told}", flush=True)

@@ -134,8 +134,8 @@ class RunRecorder(L.Callback):
         from_step = self._resume_step if resumed else step
         segment = journal.start_segment(from_step=from_step, reason="resumed" if resumed else "")
         known = journal.meta()
-        name = mlflow.name if mlflow else self.settings.name or known.get("name") or run_id
-        description = self.settings.description or known.get("description", "")
+        name = redact_text(mlflow.name if mlflow else self.settings.name or known.get("name") or run_id)
+        description = redact_text(self.settings.description or known.get("description", ""))
         journal.set_meta(name=name, description=description, **_where(mlflow))
         total = trainer.max_steps if trainer.max_steps > 0 else None
         console = ConsoleSink(total_steps=total, first_step=from_step, title=name)

@@ -6,6 +6,9 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 __all__ = ["REDACTED", "redact_config", "redact_text"]
@@ -42,10 +45,18 @@ def redact_text(text: str) -> str:
     >>> redact_text("postgresql://ada:pw@db/mlflow")
     'postgresql://***@db/mlflow'
     """
+    if (wider := _wider()) is not None:
+        text = wider.redact_text(text)
     text = _USERINFO.sub(rf"\g<scheme>{REDACTED}@", text)
     text = _HOOK.sub(rf"\g<place>/{REDACTED}", text)
     text = _QUERY_SECRET.sub(rf"\g<name>{REDACTED}", text)
     return _TOKENS.sub(REDACTED, text)
+
+
+@cache
+def _wider() -> Any:
+    """The snapshot plug-in's knowledge of secrets, which is wider, where it is installed."""
+    return import_module("run_snapshot.redact") if find_spec("run_snapshot") is not None else None
 
 
 def redact_config(config: Any, name: str = "") -> Any:
@@ -58,13 +69,20 @@ def redact_config(config: Any, name: str = "") -> Any:
         return {key: _redact_hook(value, str(key)) for key, value in config.items()}
     if isinstance(config, Mapping):
         return {key: redact_config(value, str(key)) for key, value in config.items()}
-    if config not in (None, "") and isinstance(config, str | int | float) and _SECRET_NAME.search(name):
+    if config not in (None, "") and isinstance(config, str | int | float) and _is_secret(name, config):
         return REDACTED
     if isinstance(config, str):
         return redact_text(config)
     if isinstance(config, list | tuple):
         return [redact_config(value, name) for value in config]
     return config
+
+
+def _is_secret(name: str, value: str | float) -> bool:
+    if isinstance(value, bool):
+        return False
+    wider = _wider()
+    return bool(_SECRET_NAME.search(name)) or (wider is not None and wider.redact({name: value})[name] == REDACTED)
 
 
 def _redact_hook(value: Any, name: str) -> Any:
