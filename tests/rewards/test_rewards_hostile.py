@@ -94,7 +94,7 @@ def test_is_formula_reads_long_text_in_one_pass() -> None:
     begin = time.perf_counter()
     assert not is_formula("1" * 200_000 + "!")
     assert not is_formula("a" * 200_000)
-    assert time.perf_counter() - begin < 1
+    assert time.perf_counter() - begin < 30  # quadratic: minutes
 
 
 class StoppedVerifier(Verifier):
@@ -145,7 +145,7 @@ NUMBERS: dict[str, str] = {
 def test_last_number_reads_long_text_in_one_pass(text: str) -> None:
     begin = time.perf_counter()
     last_number(text)
-    assert time.perf_counter() - begin < 2
+    assert time.perf_counter() - begin < 60  # quadratic: minutes
 
 
 @pytest.mark.parametrize("tag", ["<answer>", "</answer>", "<answer></answer>", "<answer" * 3], ids=repr)
@@ -154,7 +154,7 @@ def test_answer_tags_cost_one_pass(tag: str) -> None:
 
     begin = time.perf_counter()
     _said(tag * 20_000)
-    assert time.perf_counter() - begin < 1
+    assert time.perf_counter() - begin < 30  # quadratic: minutes
 
 
 def test_a_hostile_pattern_of_exact_match() -> None:

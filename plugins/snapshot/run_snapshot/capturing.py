@@ -112,7 +112,8 @@ def capture(
             part()
         except Exception as error:  # noqa: BLE001 - a snapshot is partial rather than the end of a run
             draft.reason(name, f"{type(error).__name__}: {error}")
-    draft.json("stat.json", draft.stat)
+    # By file: a file that is called test_secrets.py holds no secret by its name, and its digest is none.
+    draft.members["stat.json"] = pretty_json(draft.scrub.known_in(draft.stat))
     return _written(draft, target, on_error)
 
 

@@ -172,13 +172,14 @@ class Scrubber:
 
     def tree(self, value: Any) -> Any:
         """Nested plain values without secrets."""
-        return self._each(redact(value))
+        return self.known_in(redact(value))
 
-    def _each(self, value: Any) -> Any:
+    def known_in(self, value: Any) -> Any:
+        """Nested plain values without the known secrets; names say nothing of what they hold."""
         if isinstance(value, dict):
-            return {self.known(key): self._each(item) for key, item in value.items()}
+            return {self.known(key): self.known_in(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._each(item) for item in value]
+            return [self.known_in(item) for item in value]
         return self.known(value) if isinstance(value, str) else value
 
     def known(self, text: str) -> str:

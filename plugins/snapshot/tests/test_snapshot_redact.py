@@ -128,6 +128,13 @@ def test_what_one_place_names_a_secret_is_taken_out_everywhere() -> None:
     assert scrub.tree({"note": ["correct-horse"]}) == {"note": [REDACTED]}
 
 
+def test_a_file_that_is_called_so_keeps_its_digest() -> None:
+    scrub = Scrubber([{"password": "correct-horse"}])
+    stat = {"code": {"tests/test_secrets.py": [120, 17, "9f86d081884c7d65"], "correct-horse.py": [1, 2, "ab"]}}
+    kept = scrub.known_in(stat)["code"]
+    assert kept == {"tests/test_secrets.py": [120, 17, "9f86d081884c7d65"], f"{REDACTED}.py": [1, 2, "ab"]}
+
+
 def test_a_pair_of_name_and_value_is_one_setting() -> None:
     assert redact([{"name": "API_KEY", "value": "abc"}, {"name": "LR", "value": "1"}]) == [
         {"name": "API_KEY", "value": REDACTED},

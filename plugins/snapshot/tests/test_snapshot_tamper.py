@@ -31,6 +31,7 @@ class Run:
             "reward.py": "import helper\n\ndef score(completions, **_):\n    return [helper.one() for _ in completions]\n",
             "helper.py": "def one():\n    return 1\n",
             "train.py": "lr = 1\n",
+            "test_secrets.py": "A = 1\n",  # no secret by its name
             ".gitignore": "data/\nweights/\nruns/\n",
         }
         commit(self.project, files)
