@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from grpo_lightning.objective.batch import StepRecord
 from grpo_lightning.signals.evidence import Pick, rollout_statistics, select
 from grpo_lightning.training import ranks
 
-__all__ = ["EvidenceWriter", "evidence_rows"]
+__all__ = ["EvidenceWriter", "dropped_rows", "evidence_rows"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,39 +46,29 @@ class EvidenceWriter(L.Callback):
         """The regular file, when it is time."""
         record: StepRecord | None = getattr(pl_module, "last_record", None)
         if self._every and record is not None and record.step % self._every == 0:
-            self.capture_all(record, "regular")
+            self.capture(record, "regular")
 
-    def capture(self, record: StepRecord, reason: str) -> Path | None:
-        """Write this rank's evidence; the file, on the main rank. `reason` is a word or a rule's name."""
-        return self._write(self._rows(record, reason), record.step, reason)
+    def capture(self, record: StepRecord, *reasons: str) -> list[Path | None]:
+        """Write a file for each reason (a word or a rule's name) with what every rank's rollouts tell.
 
-    def capture_all(self, record: StepRecord, reason: str) -> Path | None:
-        """The same with every rank's evidence; all ranks call it together."""
-        gathered = ranks.all_gather_object(self._rows(record, reason))
-        return self._write([row for rows in gathered for row in rows], record.step, reason)
+        All ranks call it together; the files, on the main rank.
+        """
+        rows = self._gathered(lambda: evidence_rows(record, select(record), self._tokenizer))
+        return [self._write(rows, record.step, reason) for reason in reasons]
 
     def capture_dropped(self, record: StepRecord) -> Path | None:
-        """What was dropped as broken and sampled again, of this rank."""
-        rows = [
-            {
-                "step": record.step,
-                "reason": "resample",
-                "why": group.why,
-                "row_id": group.row_id,
-                "attempt": group.attempt,
-                "rollout": g,
-                "response": _text(self._tokenizer, ids),
-                "rewards": {n: _number(v) for n, v in zip(record.reward_names, rewards, strict=True)},
-                "extras": {},
-            }
-            for group in record.dropped
-            for g, (ids, rewards) in enumerate(zip(group.completion_ids, group.rewards_GK, strict=True))
-        ]
+        """What was dropped as broken and sampled again, of every rank; all ranks call it together."""
+        rows = self._gathered(lambda: dropped_rows(record, self._tokenizer))
         return self._write(rows, record.step, "resample") if rows else None
 
-    def _rows(self, record: StepRecord, reason: str) -> list[Row]:
-        head = {"step": record.step, "reason": reason, "rank": ranks.rank()}
-        return [head | row for row in evidence_rows(record, select(record), self._tokenizer)]
+    def _gathered(self, own: Callable[[], list[Row]]) -> list[Row]:
+        """Every rank's rows. A rank that can't make its own has none: the others wait for it."""
+        try:
+            rows = [{"rank": ranks.rank()} | row for row in own()]
+        except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
+            _log.warning("Can't make evidence of a step: %s: %s. Training goes on.", type(error).__name__, error)
+            rows = []
+        return [row for given in ranks.all_gather_object(rows) for row in given]
 
     def _write(self, rows: Sequence[Row], step: int, reason: str) -> Path | None:
         directory = self._recorder.directory
@@ -86,9 +76,10 @@ class EvidenceWriter(L.Callback):
             return None
         slug = re.sub(r"[^a-z0-9_]+", "-", reason.lower()).strip("-")[:80] or "evidence"
         path = directory.evidence / f"step-{step:06d}-{slug}.jsonl"
-        head = {"run_id": self._recorder.run_id, "segment": self._recorder.segment}
+        head = {"run_id": self._recorder.run_id, "segment": self._recorder.segment, "step": step, "reason": reason}
+        rows = [head | row for row in rows]
         try:
-            _write_lines(path, [head | row for row in rows])
+            _write_lines(path, rows)
         except OSError as error:
             _log.warning("Can't write the evidence %s: %s. Training goes on.", path, error)
             return None
@@ -105,6 +96,23 @@ def evidence_rows(record: StepRecord, picks: Sequence[Pick], tokenizer: Any) -> 
     """
     statistics = {name: values.tolist() for name, values in rollout_statistics(record).items()}
     return [_row(record, pick, g, statistics, tokenizer) for pick in picks for g in pick.rollouts]
+
+
+def dropped_rows(record: StepRecord, tokenizer: Any) -> list[Row]:
+    """A row for each rollout that was dropped with its group as broken: why, response and rewards."""
+    return [
+        {
+            "why": group.why,
+            "row_id": group.row_id,
+            "attempt": group.attempt,
+            "rollout": g,
+            "response": _text(tokenizer, ids),
+            "rewards": {n: _number(v) for n, v in zip(record.reward_names, rewards, strict=True)},
+            "extras": {},
+        }
+        for group in record.dropped
+        for g, (ids, rewards) in enumerate(zip(group.completion_ids, group.rewards_GK, strict=True))
+    ]
 
 
 def _row(record: StepRecord, pick: Pick, g: int, statistics: dict[str, Any], tokenizer: Any) -> Row:

@@ -92,6 +92,20 @@ def _rules(settings: HealthSettings) -> list[Rule]:
     return list(by_name.values())
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _News:
+    """What a step gave rise to."""
+
+    changes: list[AlertChange]
+    resampled: int  # groups, of all ranks
+    skipped: bool  # the update
+
+    @property
+    def worth_telling(self) -> bool:
+        """Most steps are not."""
+        return bool(self.changes or self.resampled or self.skipped)
+
+
 class HealthMonitor(L.Callback):
     """Judges every recorded step.
 
@@ -123,6 +137,7 @@ class HealthMonitor(L.Callback):
         self._evaluation: dict[str, float] = {}  # measured since the last step
         self._added: dict[str, float] = {}  # by other callbacks, for the next step
         self._said: dict[str, str] = {}  # what is behind such a signal, in words
+        self._news: _News | None = None  # of the step just judged, on the main rank
         self._pausing: Alert | None = None
         self._budgets: dict[str, Budget] = {}
         self._budget_state: dict[str, list[list[int]]] = {}  # of the checkpoint
@@ -172,25 +187,41 @@ class HealthMonitor(L.Callback):
     # ---- steps
 
     def _on_step(self, row: StepRow, record: StepRecord) -> None:
+        """Judge a step, on the main rank; what it says is told once all ranks are there to give evidence."""
         if not self.settings.enabled:
             return
         values = dict(row.values) | self._evaluation | self._added
         self._evaluation, self._added = {}, {}
         groups = float(len(record.row_ids_P) * ranks.world_size())
-        for change in self.judge.observe(Step(step=row.step, values=values, groups=groups)):
-            self._tell(change, record)
-        self._count_repairs(row, record)
+        changes = self.judge.observe(Step(step=row.step, values=values, groups=groups))
+        resampled = int(row.values.get("rollouts_resampled", 0.0)) if record.new_rollouts else 0
+        self._news = _News(changes=changes, resampled=resampled, skipped=record.update_skipped)
 
-    def _count_repairs(self, row: StepRow, record: StepRecord) -> None:
-        """Record a repair; past its budget, pause."""
-        resampled = int(row.values.get("rollouts_resampled", 0.0))
-        if record.update_skipped:
-            self._repaired("skip_update", row.step, 1, cause="algorithm")
-        if resampled and record.new_rollouts:
-            rewards = any(group.why == "non-finite reward" for group in record.dropped)
-            if self._evidence is not None:
-                self._evidence.capture_dropped(record)
-            self._repaired("resample", row.step, resampled, cause="reward" if rewards else "sampling")
+    def _tell(self, news: _News, record: StepRecord) -> None:
+        """Record what the main rank has to say of a step, with every rank's evidence. All ranks call it together."""
+        rules = [change.alert.rule for change in news.changes if change.change == "firing"]
+        files = (
+            dict(zip(rules, self._evidence.capture(record, *rules), strict=True)) if self._evidence and rules else {}
+        )
+        if news.resampled and self._evidence is not None:
+            self._evidence.capture_dropped(record)
+        whys = ranks.all_gather_object([group.why for group in record.dropped])
+        if ranks.rank() != 0:
+            return
+        for change in news.changes:
+            self._record(change, files.get(change.alert.rule) if change.change == "firing" else None)
+            self._pause_for(change)
+        if news.skipped:
+            self._repaired("skip_update", record.step, 1, cause="algorithm")
+        if news.resampled:
+            rewards = any(why == "non-finite reward" for rank in whys for why in rank)
+            self._repaired("resample", record.step, news.resampled, cause="reward" if rewards else "sampling")
+
+    def _pause_for(self, change: AlertChange) -> None:
+        alert = change.alert
+        if change.change != "resolved" and alert.action == "pause":
+            earlier = self._pausing  # of this step: what began first is told
+            self._pausing = alert if earlier is None or alert.onset_step < earlier.onset_step else earlier
 
     def _repaired(self, action: str, step: int, count: int, *, cause: Cause) -> None:
         budget = self._budgets[action]
@@ -221,16 +252,6 @@ class HealthMonitor(L.Callback):
         self.judge.alerts.append(alert)
         self._record(AlertChange(change="firing", step=step, alert=alert), None)
         self._pausing = alert
-
-    def _tell(self, change: AlertChange, record: StepRecord) -> None:
-        alert = change.alert
-        file = None
-        if change.change == "firing" and self._evidence is not None:
-            file = self._evidence.capture(record, alert.rule)
-        self._record(change, file)
-        if change.change != "resolved" and alert.action == "pause":
-            earlier = self._pausing  # of this step: what began first is told
-            self._pausing = alert if earlier is None or alert.onset_step < earlier.onset_step else earlier
 
     def _record(self, change: AlertChange, evidence: Path | None) -> None:
         alert = change.alert
@@ -289,20 +310,29 @@ class HealthMonitor(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Carry a pause out, on all ranks together."""
-        if not self.settings.enabled or not ranks.any_rank(self._pausing is not None, pl_module.device):
+        """Tell what the step gave rise to, and carry a pause out, on all ranks together."""
+        news, self._news = self._news, None
+        told = news is not None and news.worth_telling
+        if not self.settings.enabled or not ranks.any_rank(told, pl_module.device):
             return
+        record: StepRecord | None = getattr(pl_module, "last_record", None)
+        news = ranks.broadcast_object(news)
+        if news is not None and record is not None:
+            self._tell(news, record)
         alert: Alert | None = ranks.broadcast_object(self._pausing)
+        if alert is not None:
+            self._pause(trainer, alert)
+
+    def _pause(self, trainer: L.Trainer, alert: Alert) -> None:
         self._pausing = None
         path = (
             self._checkpoint.save_now(trainer, f"paused-step-{trainer.global_step:07d}") if self._checkpoint else None
         )
-        if alert is not None:
-            self.paused = pause_message(alert, directory=self._recorder.directory, checkpoint=path)
+        self.paused = pause_message(alert, directory=self._recorder.directory, checkpoint=path)
         if self._raise:
-            raise RunPaused(self.paused or "the run was paused by an alert")
-        self._recorder.say(self.paused or "")
-        self._recorder.end_as = ("paused", self.paused or "")
+            raise RunPaused(self.paused)
+        self._recorder.say(self.paused)
+        self._recorder.end_as = ("paused", self.paused)
         trainer.fit_loop.epoch_loop.min_steps, trainer.fit_loop.min_epochs = None, 0  # they would hold a stop up
         trainer.should_stop = True
 

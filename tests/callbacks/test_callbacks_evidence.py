@@ -50,7 +50,7 @@ def test_a_row_holds_all_that_is_known_of_a_rollout(recorded: Any, tmp_path: Pat
     keeps = recorded[1]
     writer = EvidenceWriter(_recorder(tmp_path))
     writer._tokenizer = keeps.tokenizer
-    path = writer.capture(keeps.record, "../Reward Variance: too low")
+    (path,) = writer.capture(keeps.record, "../Reward Variance: too low")
     assert path is not None
     assert path.name == "step-000005-reward-variance-too-low.jsonl"
     rows, record = _lines(path), keeps.record
@@ -88,18 +88,18 @@ def test_a_full_disk_ends_nothing(recorded: Any, tmp_path: Path, caplog: pytest.
     recorder = _recorder(tmp_path)
     recorder.directory.evidence.rmdir()
     writer = EvidenceWriter(recorder)
-    assert writer.capture(recorded[1].record, "alert") is None
+    assert writer.capture(recorded[1].record, "alert") == [None]
     assert "Training goes on" in caplog.text
 
 
 def test_other_ranks_write_nothing(recorded: Any) -> None:
-    assert EvidenceWriter(RunRecorder()).capture(recorded[1].record, "alert") is None
+    assert EvidenceWriter(RunRecorder()).capture(recorded[1].record, "alert") == [None]
 
 
 def test_missing_and_infinite_rewards_are_strict_json(tmp_path: Path) -> None:
     from signals.signal_records import INF, NAN, make_record
 
-    path = EvidenceWriter(_recorder(tmp_path)).capture(make_record([[0.0, INF, NAN], [0.0, 0.0, 1.0]]), "alert")
+    (path,) = EvidenceWriter(_recorder(tmp_path)).capture(make_record([[0.0, INF, NAN], [0.0, 0.0, 1.0]]), "alert")
     assert path is not None
     text = path.read_text()
     assert "NaN" not in text
@@ -130,3 +130,18 @@ def test_mlflow_shows_a_table_and_images(
     for step in (2, 4):
         assert sum(f"2_health~advantage_histogram+step+{step}+" in p and p.endswith(".png") for p in images) == 1
     assert "fingerprint.json" in {a.path for a in client.list_artifacts(run.run_id)}
+
+
+def test_a_tokenizer_that_raises_ends_nothing(recorded: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The other ranks wait for this one's rows."""
+
+    class Broken:
+        def decode(self, *_: Any, **__: Any) -> str:
+            raise RuntimeError("token 99 is out of range")
+
+    writer = EvidenceWriter(_recorder(tmp_path))
+    writer._tokenizer = Broken()
+    (path,) = writer.capture(recorded[1].record, "alert")
+    assert path is not None
+    assert path.read_text() == ""
+    assert "RuntimeError: token 99 is out of range. Training goes on." in caplog.text
