@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from run_snapshot.checks import recorded_rows, reward_and_data_files
+from run_snapshot.checks import recorded_rows
+from run_snapshot.code_differences import code_differences
 from run_snapshot.digests import WeightsTree, compare_weights, explain_rows
 from run_snapshot.errors import SnapshotError
 from run_snapshot.manifest import Stored, load_snapshot
-from run_snapshot.records import Difference, Level
+from run_snapshot.records import LEVELS, Difference, Level
 
 __all__ = ["PARTS", "diff"]
 
@@ -23,6 +24,15 @@ PARTS: dict[Level, str] = {
     "config": "config.json",
     "weights": "weights.json",
 }
+_LEVEL_OF: dict[str, Level] = {
+    "environment": "environment",
+    "data": "data",
+    "rewards": "reward",
+    "code": "code",
+    "config": "config",
+    "seeds": "config",
+    "weights": "weights",
+}  # of a capture's part, as reasons name it
 _MOST_DIFF = 20_000  # characters of a source diff
 _NAMED = 10
 _Absent = "(absent)"
@@ -35,7 +45,7 @@ def diff(a: str | Path, b: str | Path) -> list[Difference]:
         "environment": _environment,
         "data": _data,
         "reward": _rewards,
-        "code": _code,
+        "code": code_differences,
         "config": _config,
         "weights": _weights,
     }
@@ -47,7 +57,19 @@ def diff(a: str | Path, b: str | Path) -> list[Difference]:
         elif any(has):
             told = [("captured" if there else "not captured") for there in has]
             differences.append(Difference(level=level, name=PARTS[level], kind="unknown", a=told[0], b=told[1]))
-    return differences
+    differences += _partial(first, second)
+    return sorted(differences, key=lambda difference: LEVELS.index(difference.level))
+
+
+def _partial(a: Stored, b: Stored) -> Iterator[Difference]:
+    """What could not be captured is not known to be equal, whatever was."""
+    reasons = [dict.fromkeys(side.reasons) for side in (a, b)]
+    for reason in reasons[0] | reasons[1]:
+        part, _, why = reason.partition(": ")
+        told = ["not captured" if reason in side else "" for side in reasons]
+        yield Difference(
+            level=_LEVEL_OF.get(part, "snapshot"), name=part, kind="unknown", a=told[0], b=told[1], detail=why
+        )
 
 
 def _guarded(
@@ -169,41 +191,6 @@ def _source_diff(a: Stored, b: Stored, old: Mapping[str, Any], new: Mapping[str,
     after = b.content(new["source"]).decode("utf-8", "replace").splitlines()
     lines = difflib.unified_diff(before, after, f"a/{old['module']}", f"b/{new['module']}", lineterm="")
     return "\n".join(lines)[:_MOST_DIFF] or "only redacted values differ"
-
-
-def _code(a: Stored, b: Stored) -> Iterator[Difference]:
-    sides = [{_repository_name(r): r for r in side.json("code.json")["repositories"]} for side in (a, b)]
-    for name in sorted(sides[0].keys() | sides[1].keys()):
-        one, two = sides[0].get(name), sides[1].get(name)
-        if one is None or two is None:
-            kind: Literal["added", "removed"] = "added" if one is None else "removed"
-            yield Difference(level="code", name=name, kind=kind)
-            continue
-        if one["status"] != "ok" or two["status"] != "ok":
-            yield Difference(level="code", name=name, kind="unknown", a=one["status"], b=two["status"])
-            continue
-        if one["revision"] != two["revision"]:
-            revisions = one["revision"][:12], two["revision"][:12]
-            yield Difference(level="code", name=f"{name}: revision", kind="changed", a=revisions[0], b=revisions[1])
-        elsewhere = reward_and_data_files(a) | reward_and_data_files(b)
-        trees = [_edits(name, r, elsewhere) for r in (one, two)]
-        yield from _mappings("code", *trees)
-
-
-def _repository_name(repository: Mapping[str, Any]) -> str:
-    return str(repository["remote"] or Path(repository["root"]).name)
-
-
-def _edits(name: str, repository: Mapping[str, Any], elsewhere: set[str]) -> dict[str, str]:
-    """Edited code; rewards and data are those parts' business."""
-
-    def is_code(path: str) -> bool:
-        return str(Path(repository["root"], path).resolve()) not in elsewhere
-
-    edits = {path: f"edited {blob[:12]}" if blob else "deleted" for path, _, blob in repository["changed"]}
-    edits |= {path: f"untracked {blob[:12]}" for path, blob in repository["untracked"]}
-    edits = {f"{name}: {path}": told for path, told in edits.items() if is_code(path)}
-    return edits | {f"{name}: {row[0]}": f"submodule {row[2][:12]} {row[3]}" for row in repository["submodules"]}
 
 
 def _config(a: Stored, b: Stored) -> Iterator[Difference]:

@@ -6,21 +6,19 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from run_snapshot.digests.files import digest_file
 from run_snapshot.distributions import Installed, find_installed
 from run_snapshot.environment import installed_of
 from run_snapshot.errors import GitError, SnapshotError, UsageError
 from run_snapshot.files import pretty_json, write_atomically
 from run_snapshot.git import Git
 from run_snapshot.manifest import Stored, check_integrity, load_snapshot
+from run_snapshot.placing import code_folder, place_config, place_data, place_rewards, working_folder
 from run_snapshot.records import LEVELS, Finding, Level, Report, Verdict
-from run_snapshot.redact import REDACTED, redact_text
+from run_snapshot.redact import redact_text
 
 __all__ = ["restore"]
 
@@ -36,21 +34,45 @@ def restore(
     """Rebuild what a snapshot describes under `into`, then hold it against the snapshot.
 
     ``into/code`` is a worktree at the revision with the recorded patch; ``into/venv`` the environment; ``into/data`` links
-    to data and weights, found by digest where they were or under `search`; ``into/config.yaml`` the settings.
+    to data and weights, found by digest where they were or under `search`; ``into/config.yaml`` the settings. What the
+    config names by a relative path is linked there from the folder that stands for the one that the run was started in:
+    `working_folder` tells it.
     """
     stored, target = load_snapshot(path), Path(into).absolute()
     if target.exists() and any(target.iterdir()):
         raise UsageError(f"{str(target)!r} is not empty: restore into a new folder.")
     target.mkdir(parents=True, exist_ok=True)
     findings = [f for f in check_integrity(stored) if f.is_problem]
-    findings += _code(stored, target, seconds)
-    findings += _environment(stored, target, install, seconds)
-    findings += _data(stored, target, [Path(folder) for folder in search])
-    findings += _config(stored, target)
+    parts: dict[Level, Callable[[], Iterator[Finding]]] = {
+        "code": lambda: _code(stored, target, seconds),
+        "environment": lambda: _environment(stored, target, install, seconds),
+        "reward": lambda: place_rewards(stored, target),
+        "data": lambda: place_data(stored, target, [Path(folder) for folder in search]),
+        "config": lambda: place_config(stored, target),
+    }
+    for level, part in parts.items():
+        findings += _guarded(level, part)
+    working_folder(stored, target).mkdir(parents=True, exist_ok=True)
     ordered = sorted(findings, key=lambda finding: LEVELS.index(finding.level))
     report = Report(path=str(target), digest=stored.digest, findings=tuple(ordered))
     write_atomically(target / "restored.json", pretty_json(report.to_json()))
     return report
+
+
+def _guarded(level: Level, part: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """A part that can't be brought back leaves the others, and what it had found by then."""
+    findings = []
+    try:
+        for finding in part():
+            findings.append(finding)
+    except (SnapshotError, OSError, KeyError, TypeError, ValueError, subprocess.SubprocessError) as error:
+        detail = (
+            f"not restored: {error}"
+            if isinstance(error, SnapshotError)
+            else f"not restored: {type(error).__name__}: {error}"
+        )
+        findings.append(_finding(level, level, "missing", detail))
+    return findings
 
 
 def _finding(level: Level, name: str, verdict: Verdict, detail: str) -> Finding:
@@ -60,7 +82,7 @@ def _finding(level: Level, name: str, verdict: Verdict, detail: str) -> Finding:
 def _code(stored: Stored, target: Path, seconds: float) -> Iterator[Finding]:
     member = stored.json("code.json") or {"repositories": []}
     for index, entry in enumerate(member["repositories"]):
-        folder = target / ("code" if index == 0 else f"code-{index}-{Path(entry['root']).name}")
+        folder = code_folder(target, index, entry["root"])
         try:
             yield from _worktree(stored, entry, folder, seconds)
         except (GitError, OSError) as error:
@@ -170,8 +192,7 @@ def _restored_source(stored: Stored, dist: Installed, target: Path) -> Path | No
     for index, entry in enumerate((stored.json("code.json") or {"repositories": []})["repositories"]):
         root = Path(entry["root"])
         if project.is_relative_to(root):
-            folder = target / ("code" if index == 0 else f"code-{index}-{root.name}")
-            return folder / project.relative_to(root)
+            return code_folder(target, index, entry["root"]) / project.relative_to(root)
     return None
 
 
@@ -206,68 +227,3 @@ def _site_packages(python: Path, seconds: float) -> str:
     words = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, check=False)
     return done.stdout.strip()
-
-
-def _data(stored: Stored, target: Path, search: list[Path]) -> Iterator[Finding]:
-    sources = list((stored.json("data.json") or {"sources": []})["sources"])
-    weights = stored.json("weights.json")
-    if weights is not None and weights["source"] is not None:
-        sources.append({"name": "initial weights", "path": weights["source"], "files": weights["files"]})
-    places: dict[str, dict[str, str]] = {}
-    for index, source in enumerate(sources):
-        level: Level = "weights" if source["name"] == "initial weights" else "data"
-        if source["path"] is None:
-            yield _finding(
-                level, source["name"], "not checked", "its rows were in memory: make them again from the config"
-            )
-            continue
-        found = {rel: _locate(Path(source["path"], rel), entry, search) for rel, entry in source["files"].items()}
-        lost = sorted(rel or source["path"] for rel, file in found.items() if file is None)
-        places[source["name"]] = {rel: str(file) for rel, file in found.items() if file is not None}
-        _link(target / "data" / f"{index}-{Path(source['path']).name}", found)
-        if lost:
-            yield _finding(
-                level, source["name"], "missing", f"no file of this content was found: {', '.join(lost[:5])}"
-            )
-        else:
-            yield _finding(
-                level,
-                source["name"],
-                "ok",
-                f"found by digest: {', '.join(sorted(places[source['name']].values())[:2])}",
-            )
-    write_atomically(target / "data.json", pretty_json(places))
-
-
-def _locate(path: Path, entry: Mapping[str, Any], search: list[Path]) -> Path | None:
-    """A file of this content: where it was, else anywhere under `search`."""
-    candidates = [path] if path.is_file() else []
-    for folder in search:
-        candidates += sorted(file for file in folder.rglob("*") if file.is_file())
-    for file in candidates:
-        if file.stat().st_size == entry["bytes"] and digest_file(file).sha256 == entry["sha256"]:
-            return file.absolute()
-    return None
-
-
-def _link(place: Path, found: Mapping[str, Path | None]) -> None:
-    for rel, file in found.items():
-        link = place / rel if rel else place
-        if file is not None and link.absolute().is_relative_to(place.parent):
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file)
-
-
-def _config(stored: Stored, target: Path) -> Iterator[Finding]:
-    config = stored.json("config.json")
-    if config is None:
-        raise SnapshotError("The snapshot holds no config.")
-    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-    write_atomically(target / "config.yaml", text.encode())
-    redacted = text.count(REDACTED)
-    if redacted:
-        yield _finding(
-            "config", "config.yaml", "changed", f"{redacted} secret(s) were taken out of it: fill them in again"
-        )
-    else:
-        yield _finding("config", "config.yaml", "ok", f"{target / 'config.yaml'}")

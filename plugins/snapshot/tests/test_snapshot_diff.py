@@ -83,11 +83,22 @@ CHANGES: dict[str, tuple[Callable[[Bench], Any], dict[str, Any], list[tuple[str,
     ),
     "the reward's helper": (
         lambda b: commit(b.root, {"helper.py": "A = 2\n"}), {},
-        [("reward", "helper", "changed", "", ""), ("code", "project: revision", "changed", "", "")],
+        [("reward", "helper", "changed", "", "")],
     ),
     "a reward's default": (
         lambda b: commit(b.root, {"reward.py": "import helper\n\ndef score(x=2):\n    return 1\n"}), {},
-        [("reward", "reward", "changed", "", ""), ("code", "project: revision", "changed", "", "")],
+        [("reward", "reward", "changed", "", "")],
+    ),
+    "a commit of code": (
+        lambda b: commit(b.root, {"model.py": "A = 1\n"}), {},
+        [("code", "project: revision", "changed", "", ""), ("code", "project: model.py", "added", "(absent)", "")],
+    ),
+    "a commit of prose": (lambda b: commit(b.root, {"README.md": "hi\n"}), {}, []),
+    "a commit of settings": (
+        lambda b: commit(b.root, {"conf/a.yaml": "lr: 1\n"}), {}, [("config", "project: conf/a.yaml", "added", "(absent)", "")],
+    ),
+    "data that could not be read": (
+        lambda b: None, {"data_files": ["data.jsonl", "gone.jsonl"]}, [("data", "data", "unknown", "", "not captured")],
     ),
     "uncommitted code": (
         lambda b: (b.root / "new.py").write_text("1\n"), {}, [("code", "project: new.py", "added", "(absent)", "untracked")],
@@ -152,6 +163,30 @@ def test_what_a_function_closes_over_differs(bench: Bench) -> None:
     )  # fmt: skip
 
 
+def test_edits_that_are_committed_since_are_no_difference(bench: Bench) -> None:
+    (bench.root / "model.py").write_text("A = 1\n")
+    a = bench.take("a")
+    commit(bench.root, {"notes.md": "model.py is in git now\n"})
+    assert diff(a, bench.take("b")) == []
+
+
+def test_commits_of_a_repository_that_is_gone_count_by_their_revision(bench: Bench) -> None:
+    a = bench.take("a")
+    commit(bench.root, {"notes.md": "hi\n"})
+    b = bench.take("b")
+    shutil.rmtree(bench.root / ".git")
+    (found,) = diff(a, b)
+    assert (found.level, found.name, found.kind) == ("code", "project: revision", "changed")
+    assert "no repository here has both" in found.detail
+
+
+def test_two_captures_that_lack_the_same_are_not_equal(bench: Bench) -> None:
+    taken = [bench.take(name, data_files=["gone.jsonl"]) for name in "ab"]
+    (found,) = diff(*taken)
+    assert (found.level, found.kind, found.a, found.b) == ("data", "unknown", "not captured", "not captured")
+    assert "gone.jsonl' does not exist" in found.detail
+
+
 def test_what_is_no_snapshot_is_said(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="does not exist"):
         diff(bench.take("a"), tmp_path / "nowhere")
@@ -196,7 +231,9 @@ def test_the_command(bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path:
     code, out, _ = run(capsys, "diff", tmp_path / "run", tmp_path / "b")
     assert code == 1
     assert "row 6 removed: 6 rows became 5" in out
-    assert run(capsys, "diff", tmp_path / "b", tmp_path / "b")[:2] == (0, "no differences\n")
+    assert run(capsys, "diff", tmp_path / "run", tmp_path / "run")[:2] == (0, "no differences\n")
+    code, out, _ = run(capsys, "diff", tmp_path / "b", tmp_path / "b")  # partial: it is not known what is missing
+    assert (code, out.split()[:3]) == (1, ["unknown", "data", "data:"])
     code, out, _ = run(capsys, "diff", tmp_path / "run", tmp_path / "b", "--json")
     assert json.loads(out)[0]["level"] == "data"
 

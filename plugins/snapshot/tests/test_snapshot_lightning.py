@@ -236,3 +236,31 @@ def test_a_broken_context_cant_break_mlflow(monkeypatch: pytest.MonkeyPatch) -> 
     assert imports == ["__future__", "run_snapshot.context"]
     provider = mlflow_provider.RunSnapshotContext()
     assert (provider.in_context(), provider.tags()) == (False, {})
+
+
+WITHOUT = """
+import sys
+for name in ("git", "yaml", "xxhash", "pyarrow", "lightning", "torch"):
+    sys.modules[name] = None  # importing it fails
+from run_snapshot.mlflow_provider import RunSnapshotContext
+provider = RunSnapshotContext()
+print(provider.in_context(), provider.tags(), sorted(m for m in sys.modules if m.startswith("run_snapshot")))
+"""
+
+
+def test_the_provider_needs_none_of_the_distributions_dependencies() -> None:
+    """A broken pyarrow or git must not break `import mlflow` for everybody in the environment."""
+    env = {**os.environ, "PYTHONPATH": str(HERE)}
+    done = subprocess.run([sys.executable, "-c", WITHOUT], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == (
+        "False {} ['run_snapshot', 'run_snapshot.context', 'run_snapshot.mlflow_provider']"
+    ), done.stderr
+
+
+def test_the_entry_point_names_the_provider() -> None:
+    import tomllib
+
+    project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["mlflow.run_context_provider"] == {
+        "run_snapshot": "run_snapshot.mlflow_provider:RunSnapshotContext"
+    }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from run_snapshot import UsageError, capture, restore
 from run_snapshot.records import Report
 from snapshot_support import commit, git, install, make_wheel, only_installed
@@ -136,3 +137,50 @@ def test_a_lock_with_hashes_is_installed_first(project: Path, tmp_path: Path, mo
         path = take(tmp_path)
         found = told(restore(path, tmp_path / f"again-{verdict}"))
         assert (("environment", "lock requirements.txt") in found) is (verdict == "missing")
+
+
+def test_what_the_config_names_lies_where_the_run_looks_for_it(project: Path, tmp_path: Path) -> None:
+    """Data by digest; other files as they are, said to be unchecked; the folder that runs are written to is not linked."""
+    (project / "data" / "vocab.txt").write_text("a b c\n")
+    config = {
+        "train": "data/a.jsonl",
+        "vocab": "data/vocab.txt",
+        "out": "runs",
+        "word": "adam",
+        "whole": str(project / "data/a.jsonl"),
+    }
+    path = capture(
+        project / "runs" / "1" / "snapshot",
+        config=config,
+        data_files=["data/a.jsonl"],
+        reward_paths=["reward.py:score"],
+    ).path
+    shutil.move(project / "data" / "a.jsonl", tmp_path / "b.jsonl")
+    report = restore(path, tmp_path / "again", search=[tmp_path], install=False)
+    code = tmp_path / "again" / "code"
+    assert (code / "data" / "a.jsonl").resolve() == tmp_path / "b.jsonl"
+    assert (code / "data" / "vocab.txt").resolve() == project / "data" / "vocab.txt"
+    assert not (code / "runs").exists()
+    found = told(report)
+    assert found["config", "vocab.txt"][0] == "not checked"
+    again = yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())
+    assert again == config | {"whole": str(tmp_path / "again" / "data" / "0-a.jsonl")}
+
+
+def test_reward_code_of_no_repository_comes_from_the_snapshot(project: Path, tmp_path: Path) -> None:
+    path = take(tmp_path)
+    shutil.rmtree(project / ".git")
+    (project / "reward.py").unlink()
+    found = told(restore(path, tmp_path / "again", install=False))
+    assert found["code", "project"][0] == "missing"
+    assert found["reward", "sources"] == ("ok", "1 of 1 files as captured")
+    assert (tmp_path / "again" / "code" / "reward.py").read_text() == "def score(): return 1\n"
+
+
+def test_a_part_that_cant_be_read_leaves_the_others(project: Path, tmp_path: Path) -> None:
+    path = take(tmp_path)
+    (path / "data.json").write_text("{")
+    report = restore(path, tmp_path / "again", install=False)
+    assert told(report)["data", "data"][0] == "missing"
+    assert (tmp_path / "again" / "code" / "train.py").is_file()
+    assert json.loads((tmp_path / "again" / "restored.json").read_text())["ok"] is False
