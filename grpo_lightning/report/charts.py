@@ -14,7 +14,7 @@ from grpo_lightning.report.thinning import Point
 
 __all__ = ["Band", "Chart", "Frame", "Mark", "draw", "frame_of", "sparse", "time_bar"]
 
-MarkKind = Literal["critical", "warning", "segment", "recovery", "note"]
+MarkKind = Literal["critical", "warning", "segment", "recovery", "note", "accepted"]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 8.0, 12.0, 20.0
 _DOTS = 60  # points up to which each is a dot
 _HUGE = 1e150  # no difference overflows
@@ -217,6 +217,11 @@ def _mark(mark: Mark, frame: Frame) -> Markup:
         )
         words = Markup("<title>restart: segment {}</title>").format(mark.label)
         return Markup(f'<g class="mark segment">{line}') + label + words + Markup("</g>")
+    if mark.kind == "accepted":
+        left = min(max(x, _LEFT), frame.width - _RIGHT)
+        place = f'x="{_number(left)}" width="{_number(frame.width - _RIGHT - left)}"'
+        shade = f'<rect {place} y="{_number(top)}" height="{_number(base - top)}"/>'
+        return Markup(f'<g class="mark accepted">{shade}{line}') + title + Markup("</g>")
     own = "own" if mark.own else "other"
     shade = ""
     if mark.own and mark.onset is not None:

@@ -22,7 +22,7 @@ from grpo_lightning.report.charts import time_bar
 from grpo_lightning.report.examining import Examined
 from grpo_lightning.report.numbers import short, times
 from grpo_lightning.report.rows import view_evidence
-from grpo_lightning.report.signals import MOST_DRAWN, SignalView, families, view_signals
+from grpo_lightning.report.signals import ACCEPTED, MOST_DRAWN, SignalView, families, view_signals
 from grpo_lightning.report.told import Told
 from grpo_lightning.sinks.terminal import plain
 
@@ -89,6 +89,7 @@ def _render(found: Examined, pixels: int, budget: int) -> str:
         key=_key_signals(found, by_name),
         families=families(signals),
         alerts=_ordered(found),
+        accepted=any(event.name == ACCEPTED for event in found.events),
         not_drawn=max(len(found.run.signals) - MOST_DRAWN, 0),
         ruler=_ruler(found),
         times=_time_parts(found),

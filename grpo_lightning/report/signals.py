@@ -20,9 +20,10 @@ from grpo_lightning.report.numbers import short, times
 from grpo_lightning.report.thinning import thinned
 from grpo_lightning.signals import CATALOGUE
 from grpo_lightning.signals.catalogue import Signal, signal
+from grpo_lightning.sinks import EventRow
 from grpo_lightning.sinks.terminal import plain
 
-__all__ = ["FAMILIES", "MOST_DRAWN", "SignalView", "families", "view_signals"]
+__all__ = ["ACCEPTED", "FAMILIES", "MOST_DRAWN", "SignalView", "families", "view_signals"]
 
 FAMILIES: dict[str, str] = {
     "reward": "Reward structure",
@@ -37,6 +38,7 @@ FAMILIES: dict[str, str] = {
     "other": "Further numbers",
 }
 MOST_DRAWN = 400
+ACCEPTED = "drift_accepted"  # the note of a change that was made on purpose
 _MOST_OWN, _MOST_OTHER, _MOST_EVENTS = 20, 12, 25  # marks in a chart
 _LONGEST = 200  # characters of a name
 _START = 20
@@ -186,9 +188,19 @@ def _marks(found: Examined, name: str) -> list[Mark]:
     marks += [_alert_mark(alert, own=False, shaded=False) for alert in others[:_MOST_OTHER]]
     restarts = found.segments[1:]
     marks += [Mark(step=s.from_step, kind="segment", label=str(s.segment)) for s in restarts[-_MOST_OTHER:]]
-    for event in found.events[:_MOST_EVENTS]:
+    accepted = [event for event in found.events if event.name == ACCEPTED]
+    marks += [Mark(step=e.step, kind="accepted", label=_accepted(e)) for e in accepted[-_MOST_OTHER:]]
+    for event in [event for event in found.events if event.name != ACCEPTED][:_MOST_EVENTS]:
         marks.append(Mark(step=event.step, kind="recovery" if event.kind == "recovery" else "note"))
     return marks
+
+
+def _accepted(event: EventRow) -> str:
+    """What was changed on purpose, from which step on, and why."""
+    levels = event.payload.get("levels")
+    what = ", ".join(map(str, levels)) if isinstance(levels, list) else "what the run is made of"
+    note = event.payload.get("note") or event.payload.get("message") or ""
+    return plain(f"from step {event.step} on, changed on purpose: {what}: {note}"[:_LONGEST])
 
 
 def _alert_mark(alert: Alert, *, own: bool, shaded: bool) -> Mark:

@@ -16,6 +16,8 @@ from grpo_lightning.health import Step, build_baseline
 from grpo_lightning.report import examine_log, examine_run, render_report, write_report
 from grpo_lightning.report.page import LARGEST
 from grpo_lightning.report.rows import view_evidence
+from grpo_lightning.report.signals import ACCEPTED
+from grpo_lightning.sinks import EventRow, StepRow
 
 TAGS = {
     "html", "head", "meta", "title", "style", "body", "a", "header", "div", "span", "h1", "h2", "h3", "h4", "p", "nav", "main",
@@ -95,6 +97,34 @@ def test_restarts_are_marked(tmp_path: Path) -> None:
     text = render_report(examine_run(directory))
     assert '<g class="mark segment">' in text
     assert "restart: segment 2" in text
+
+
+def test_a_change_on_purpose_is_marked_in_every_chart(tmp_path: Path) -> None:
+    directory = make_run(tmp_path, onset=None)
+    with directory.journal() as journal:
+        segment = journal.start_segment(from_step=80, time=2000.0)
+        for step in range(81, 101):
+            row = {"reward_mean": step / 100, "kl": 1 / step}
+            journal.write_step(
+                StepRow(run_id=directory.run_id, segment=segment, step=step, time=2000.0 + step, values=row)
+            )
+        payload = {"levels": ["data"], "note": "two thousand <more> rows", "message": "accepted: …"}
+        journal.write_event(
+            EventRow(
+                run_id=directory.run_id, segment=segment, step=80, time=2000.0, kind="note", name=ACCEPTED, payload=payload
+            )
+        )  # fmt: skip
+        for step in range(40, 80):  # many other notes crowd it out nowhere
+            event = EventRow(
+                run_id=directory.run_id, segment=1, step=step, time=1.0, kind="note", name="n", payload={"message": str(step)}
+            )  # fmt: skip
+            journal.write_event(event)
+    text = render_report(examine_run(directory))
+    charts = text.count("<figure")
+    assert charts > 5
+    assert text.count('<g class="mark accepted">') == charts
+    assert "from step 80 on, changed on purpose: data: two thousand &lt;more&gt; rows" in text
+    assert "from a change on purpose on" in text
 
 
 def test_a_baseline_is_the_ruler(tmp_path: Path) -> None:

@@ -127,18 +127,39 @@ def test_marks_bands_and_crosses_are_drawn_with_their_words() -> None:
         Mark(step=4, kind="warning", label="", own=False),
         Mark(step=2, kind="segment", label="segment 2"),
         Mark(step=5, kind="recovery"),
+        Mark(step=4, kind="accepted", label="<i>on purpose</i>"),
     ]
     svg, _ = draw(chart([1.0, 2.0, 3.0, 2.0, 1.0], marks=marks, odd=[4], band=[Band(step=1, low=0.5, high=1.5)]))
     root = parsed(svg)
     classes = [one.get("class") or "" for one in root.iter()]
-    for name in ("mark critical own", "mark warning other", "mark segment", "mark recovery", "odd", "band", "level"):
+    for name in (
+        "mark critical own",
+        "mark warning other",
+        "mark segment",
+        "mark recovery",
+        "mark accepted",
+        "odd",
+        "band",
+        "level",
+    ):
         assert name in classes
     assert "<b>fell</b>" in [one.text for one in root.iter("title")]
+    assert "<i>on purpose</i>" in [one.text for one in root.iter("title")]
     assert "<b>" not in svg
+    assert "<i>" not in svg
+
+
+def test_a_change_on_purpose_is_shaded_from_its_step_to_the_end() -> None:
+    svg, frame = draw(chart([1.0, 2.0, 3.0, 2.0, 1.0], marks=[Mark(step=4, kind="accepted", label="why")]))
+    (group,) = [one for one in parsed(svg).iter() if one.get("class") == "mark accepted"]
+    (shade,) = [one for one in group if one.tag.endswith("rect")]
+    left = float(shade.get("x") or "nan")
+    assert left == pytest.approx(frame.x(4), abs=0.1)
+    assert left + float(shade.get("width") or "nan") == pytest.approx(frame.x(5), abs=0.2)
 
 
 PRINTED = st.text(st.characters(min_codepoint=32, max_codepoint=0xD7FF), max_size=9)
-KINDS = st.sampled_from(["critical", "warning", "segment", "recovery"])
+KINDS = st.sampled_from(["critical", "warning", "segment", "recovery", "accepted"])
 STEPS = st.integers(-5, 80)
 
 
