@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_lightning.cli.arguments import Parser, dumps
-from grpo_lightning.cli.sources import run_directory
+from grpo_lightning.cli.sides import made_of, side_of
 from grpo_lightning.registry.comparing import Comparison, LevelResult, compare_runs
 from grpo_lightning.sinks.terminal import plain
 
@@ -33,7 +33,8 @@ def run_compare(argv: list[str]) -> int:
     parser.add_argument("--root", default="runs", help="the folder of run directories (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
-    found = compare_runs(run_directory(args.a, args.root), run_directory(args.b, args.root))
+    with made_of(args.a, args.root) as a, made_of(args.b, args.root) as b:
+        found = compare_runs(side_of(a), side_of(b))
     if args.json:
         print(dumps(found.to_dict()))
     else:
@@ -42,11 +43,11 @@ def run_compare(argv: list[str]) -> int:
 
 
 def _show(found: Comparison, console: Console, *, force: bool) -> None:
-    console.print(Text(f"{found.a}  against  {found.b}"))
+    console.print(Text(plain(f"{found.a}  against  {found.b}")))
     for level in found.levels:
         _show_level(level, console)
     if found.stopped:
-        console.print(Text(f"stop: {found.stopped}", style="bold yellow"), soft_wrap=True)
+        console.print(Text(plain(f"stop: {found.stopped}"), style="bold yellow"), soft_wrap=True)
         if not force:
             console.print("The results are not shown: they can't be put down to one level (--force shows them).")
             return

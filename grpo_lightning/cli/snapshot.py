@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from grpo_lightning.cli.arguments import Parser, dumps
-from grpo_lightning.cli.sources import run_directory
+from grpo_lightning.cli.sides import Made, made_of
 from grpo_lightning.errors import UsageError
-from grpo_lightning.sinks import RunDirectory
+from grpo_lightning.registry.checkpoints import check_checkpoints, check_one
+from grpo_lightning.registry.plugin import snapshot_plugin
+from grpo_lightning.registry.repeating import restore_run
 from grpo_lightning.sinks.terminal import plain
 
 __all__ = ["run_snapshot"]
 
+_PROBLEMS = ("changed", "missing", "unknown")
 _EPILOG = """\
 examples:
   grpo-lightning snapshot show RUN
   grpo-lightning snapshot verify RUN                     everything it describes, and the weights of each checkpoint
-  grpo-lightning snapshot verify RUN --checkpoint runs/RUN/checkpoints/last.ckpt
+  grpo-lightning snapshot verify RUN --checkpoint last    the weights of one
   grpo-lightning snapshot diff RUN_A RUN_B
   grpo-lightning snapshot restore RUN -o again           environment, code, data and config in the folder `again`
 """
@@ -28,10 +30,8 @@ examples:
 
 def run_snapshot(argv: list[str]) -> int:
     """0 fine; 1 something is changed, missing or unknown."""
-    if find_spec("run_snapshot") is None:
-        raise UsageError("Snapshots need their plug-in: pip install lightning-run-snapshot.")
+    plugin = snapshot_plugin()
     args = _parser().parse_args(argv)
-    plugin = import_module("run_snapshot")
     try:
         return int(args.command(args))
     except plugin.SnapshotError as error:
@@ -47,11 +47,11 @@ def _parser() -> Parser:
 
     show = commands.add_parser("show", parents=[common], help="what a snapshot holds")
     show.add_argument("run", metavar="RUN")
-    show.set_defaults(command=lambda args: _plugin(args, "show", _snapshot(args.run, args.root)))
+    show.set_defaults(command=_show)
 
     verify = commands.add_parser("verify", parents=[common], help="whether it still holds")
     verify.add_argument("runs", metavar="RUN", nargs="+")
-    verify.add_argument("--checkpoint", metavar="FILE", action="append", help="these checkpoints' weights only")
+    verify.add_argument("--checkpoint", metavar="FILE", action="append", help="these checkpoints only, by file or name")
     verify.add_argument("--quick", action="store_true", help="believe files whose size and time stand")
     verify.add_argument("--full", action="store_true", help="hash every installed file")
     verify.set_defaults(command=_verify)
@@ -59,9 +59,7 @@ def _parser() -> Parser:
     diff = commands.add_parser("diff", parents=[common], help="what two snapshots do not share")
     diff.add_argument("a", metavar="RUN_A")
     diff.add_argument("b", metavar="RUN_B")
-    diff.set_defaults(
-        command=lambda args: _plugin(args, "diff", _snapshot(args.a, args.root), _snapshot(args.b, args.root))
-    )
+    diff.set_defaults(command=_diff)
 
     restore = commands.add_parser("restore", parents=[common], help="make environment, code, data and config again")
     restore.add_argument("run", metavar="RUN")
@@ -74,8 +72,14 @@ def _parser() -> Parser:
     return parser
 
 
-def _snapshot(run: str, root: str) -> Path:
-    return run_directory(run, root).snapshot
+def _show(args: Any) -> int:
+    with made_of(args.run, args.root) as made:
+        return _plugin(args, "show", made.snapshot)
+
+
+def _diff(args: Any) -> int:
+    with made_of(args.a, args.root) as a, made_of(args.b, args.root) as b:
+        return _plugin(args, "diff", a.snapshot, b.snapshot)
 
 
 def _plugin(args: Any, command: str, *arguments: str | Path) -> int:
@@ -84,49 +88,61 @@ def _plugin(args: Any, command: str, *arguments: str | Path) -> int:
     return int(main([command, *map(str, arguments), *(["--json"] if args.json else [])]))
 
 
+# ---- verify
+
+
 def _verify(args: Any) -> int:
-    plugin = import_module("run_snapshot")
     reports = []
     for run in args.runs:
-        directory = run_directory(run, args.root)
-        findings: list[Any] = []
-        if not args.checkpoint:
-            findings += plugin.verify(directory.snapshot, full=args.full, quick=args.quick).findings
-        for path in _checkpoints(directory, args.checkpoint):
-            findings += plugin.check_checkpoint(path)
-        reports.append((directory, findings))
+        with made_of(run, args.root) as made:
+            reports.append((made.run_id, _findings(made, args)))
     if args.json:
-        print(dumps([{"run_id": d.run_id, "findings": [f.to_json() for f in found]} for d, found in reports]))
+        print(dumps([{"run_id": run_id, "findings": found} for run_id, found in reports]))
     else:
-        for directory, found in reports:
-            _say(directory.run_id, found)
-    return int(any(f.is_problem for _, found in reports for f in found))
+        for run_id, found in reports:
+            _say(run_id, found)
+    return int(any(finding["verdict"] in _PROBLEMS for _, found in reports for finding in found))
 
 
-def _checkpoints(directory: RunDirectory, chosen: Sequence[str] | None) -> list[Path]:
-    return [Path(path) for path in chosen] if chosen else sorted(directory.checkpoints.glob("*.ckpt"))
+def _findings(made: Made, args: Any) -> list[dict[str, str]]:
+    """About the snapshot, unless single checkpoints are asked for, and about checkpoints."""
+    plugin = import_module("run_snapshot")
+    if args.checkpoint:
+        paths = [_checkpoint(made, text) for text in args.checkpoint]
+        return [finding.to_dict() for path in paths for finding in check_one(path, made.run_id)]
+    found = [f.to_json() for f in plugin.verify(made.snapshot, full=args.full, quick=args.quick).findings]
+    if made.directory is None:
+        detail = "its run directory is not on this machine"
+        return [*found, {"level": "weights", "name": "checkpoints", "verdict": "not checked", "detail": detail}]
+    audited = check_checkpoints(made.directory.path, {}, quick=args.quick, remapped=str)
+    return [*found, *(finding.to_dict() for finding in audited)]
 
 
-def _say(title: str, findings: Sequence[Any]) -> None:
+def _checkpoint(made: Made, text: str) -> Path:
+    """A file, or the name of one of the run's."""
+    path = Path(text).expanduser()
+    if path.exists() or made.directory is None:
+        return path
+    name = path.name if path.suffix == ".ckpt" else f"{path.name}.ckpt"
+    return made.directory.checkpoints / name if path.name == text else path
+
+
+def _say(title: str, findings: Sequence[dict[str, str]]) -> None:
     print(plain(title))
     for finding in findings:
-        print(plain(f"  {finding.verdict:<12} {finding.level:<12} {finding.name}: {finding.detail}"))
+        print(plain(f"  {finding['verdict']:<12} {finding['level']:<12} {finding['name']}: {finding['detail']}"))
+
+
+# ---- restore
 
 
 def _restore(args: Any) -> int:
-    plugin = import_module("run_snapshot")
-    directory = run_directory(args.run, args.root)
-    into = Path(args.into or Path("restored") / directory.run_id)
-    report = plugin.restore(directory.snapshot, into, search=args.search, install=not args.no_install)
+    with made_of(args.run, args.root) as made:
+        into = Path(args.into or Path("restored") / made.run_id)
+        restored = restore_run(made.snapshot, into, search=args.search, install=not args.no_install)
     if args.json:
-        print(dumps(report.to_json()))
+        print(dumps(restored.to_dict()))
     else:
-        _say(f"restored into {into}", report.findings)
-        python = into / "venv" / "bin" / "python"
-        program = python if python.exists() else "python"
-        print(
-            plain(
-                f"repeat the run: cd {into / 'code'} && {program} -m grpo_lightning fit --config {into / 'config.yaml'}"
-            )
-        )
-    return int(not report.ok)
+        _say(f"restored into {into}", [finding.to_json() for finding in restored.findings])
+        print(plain(f"repeat the run: {restored.command}"))
+    return int(not restored.ok)

@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_lightning.registry.records import AuditFinding, Verdict
 
-__all__ = ["check_checkpoints"]
+__all__ = ["check_checkpoints", "check_one"]
 
 _STATES = ("grpo_run", "grpo_health")
 _LATEST_TAG = "grpo.checkpoint.latest"
@@ -36,11 +36,19 @@ def check_checkpoints(
     if not found and not judged and not latest:
         yield _finding("weights", "checkpoints", "not checked", "the run saved none")
     for path in found:
-        yield from _judgement(path, run.name)
-        if quick:
-            yield _finding("weights", path.name, "not checked", "weights are not read again (--quick)")
-        else:
-            yield from _weights(path)
+        yield from check_one(path, run.name, quick=quick)
+
+
+def check_one(path: Path, run_id: str, *, quick: bool = False) -> Iterator[AuditFinding]:
+    """A checkpoint of a run: the judgement beside it, and its weights, each tensor that changed by name."""
+    if not path.is_file():
+        yield _finding("weights", path.name, "missing", f"{path} is gone")
+        return
+    yield from _judgement(path, run_id)
+    if quick:
+        yield _finding("weights", path.name, "not checked", "weights are not read again (--quick)")
+    else:
+        yield from _weights(path)
 
 
 def _weights(path: Path) -> Iterator[AuditFinding]:
@@ -55,7 +63,10 @@ def _weights(path: Path) -> Iterator[AuditFinding]:
         yield _finding("weights", path.name, "ok", f"the same file as saved, root {root}")
         return
     loaded, findings = module.read_checkpoint(path)
-    yield from (_finding(f.level, _short(f.name, path), f.verdict, f.detail) for f in findings)
+    resaved = "re-saved, tensors same: " if "file" in health else ""
+    for f in findings:
+        detail = f"{resaved}{f.detail}" if f.verdict == "ok" else f.detail
+        yield _finding(f.level, _short(f.name, path), f.verdict, detail)
     if loaded is None:
         return
     state = [key for key in _STATES if key not in loaded]

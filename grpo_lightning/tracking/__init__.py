@@ -12,6 +12,7 @@ from grpo_lightning.tracking.pump import MetricPump
 from grpo_lightning.tracking.read import (
     RecordedRun,
     RunRef,
+    download_snapshot,
     metric_rows,
     recorded_runs,
     resolve_run,
@@ -42,6 +43,7 @@ __all__ = [
     "TrackingError",
     "TrackingRefused",
     "clean_key",
+    "download_snapshot",
     "make_client",
     "metric_key",
     "metric_rows",

@@ -18,10 +18,20 @@ from grpo_lightning.tracking.store import make_client, resolve_tracking_uri, sql
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-__all__ = ["RecordedRun", "RunRef", "metric_rows", "recorded_runs", "resolve_run", "ui_command", "ui_link"]
+__all__ = [
+    "RecordedRun",
+    "RunRef",
+    "download_snapshot",
+    "metric_rows",
+    "recorded_runs",
+    "resolve_run",
+    "ui_command",
+    "ui_link",
+]
 
 _MIN_PREFIX = 4
 _PAGE = 5000  # runs a query
+_SNAPSHOT, _MANIFEST = "snapshot", "manifest.json"
 _LOCAL_UI = "http://127.0.0.1:5000"
 
 
@@ -96,6 +106,25 @@ def metric_rows(run_id: str, *, tracking_uri: str | None = None) -> list[tuple[i
         for point in sorted(client.get_metric_history(run_id, name), key=lambda point: point.timestamp):
             rows.setdefault(point.step, {})[name] = point.value
     return sorted(rows.items())
+
+
+def download_snapshot(run_id: str, into: Path, *, tracking_uri: str | None = None) -> Path | None:
+    """Fetch what a run was made of into a folder; None where MLflow has none of it.
+
+    Raises:
+        UsageError: it is there and can't be fetched.
+    """
+    from mlflow.exceptions import MlflowException
+
+    client = make_client(resolve_tracking_uri(tracking_uri))
+    try:
+        names = {item.path for item in client.list_artifacts(run_id, _SNAPSHOT)}
+        if f"{_SNAPSHOT}/{_MANIFEST}" not in names:
+            return None
+        return Path(client.download_artifacts(run_id, _SNAPSHOT, str(into)))
+    except (MlflowException, OSError) as error:
+        said = redact_text(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        raise UsageError(f"The snapshot of the run {run_id} can't be fetched from MLflow: {said}") from error
 
 
 def resolve_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from registry_runs import Project
 
 from grpo_lightning.cli.main import main
-from grpo_lightning.sinks import RunDirectory
+from grpo_lightning.registry.comparing import Comparison, LevelResult
+from grpo_lightning.sinks import EventRow, RunDirectory
 
 pytest.importorskip("run_snapshot")
 
@@ -30,6 +32,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, mlflow_template: Path) -> Ite
         made["rows and faster"] = project.run("both", extra=["--model.optimizer.lr=0.01"])
         (project.folder / "my_sizes.py").write_text("def size(text):\n    return len(text) + 1\n")
         made["reward"] = project.run("reward")
+        project.commit("a longer size")
+        made["committed reward"] = project.run("committed")
         yield made
 
 
@@ -99,8 +103,6 @@ def test_a_helpers_edit_shows_its_source(runs: dict[str, RunDirectory], capsys: 
 def test_a_run_without_a_snapshot_is_unknown_and_never_equal(
     runs: dict[str, RunDirectory], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    import shutil
-
     bare = tmp_path / "runs" / runs["again"].run_id
     shutil.copytree(runs["again"].path, bare)
     shutil.rmtree(bare / "snapshot")
@@ -125,3 +127,92 @@ def test_snapshot_commands_take_runs(
     assert (tmp_path / "again" / "code" / "my_reward.py").is_file()
     assert main(["snapshot", "restore", base, "-o", str(tmp_path / "again"), "--no-install"]) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+def test_a_committed_reward_is_put_down_to_the_reward(
+    runs: dict[str, RunDirectory], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commit makes another revision; nothing but the reward is another in it."""
+    code, found = compare(runs["rows"], runs["committed reward"], capsys)
+    assert (code, verdicts(found), found["attributed"]) == (0, {"reward": "differs"}, "reward")
+
+
+def test_a_run_that_only_mlflow_has_is_compared_by_its_metrics(
+    runs: dict[str, RunDirectory],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    there = runs["faster"].path
+    away = tmp_path / there.name
+    there.rename(away)
+    try:
+        code = main(["compare", "base", "faster", "--json"])
+    finally:
+        away.rename(there)
+    found = json.loads(capsys.readouterr().out)
+    assert (code, found["attributed"], found["b"]) == (0, "config", there.name)
+    results = {r["name"]: r for r in found["results"]}
+    assert results["steps"] == {"name": "steps", "a": 4.0, "b": 4.0}
+    assert results["reward_mean, last 10 steps"]["b"] is not None
+
+
+def test_a_change_on_the_way_is_a_difference(
+    runs: dict[str, RunDirectory], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    changed = tmp_path / runs["again"].run_id
+    shutil.copytree(runs["again"].path, changed)
+    directory = RunDirectory.open(changed)
+    payload = {"levels": ["data"], "note": "more rows", "message": "accepted: row 25 appended\x1b[2J; more rows"}
+    with directory.journal() as journal:
+        segment = journal.segments()[-1].segment
+        journal.write_event(
+            EventRow(
+                run_id=directory.run_id, segment=segment, step=3, time=1.0, kind="note", name="drift_accepted", payload=payload
+            )
+        )  # fmt: skip
+    code, found = compare(runs["base"], directory, capsys)
+    assert (code, verdicts(found)) == (0, {"data": "differs"})
+    main(["compare", str(runs["base"].path), str(changed)])
+    said = capsys.readouterr().out
+    assert "changed at step 3" in said
+    assert "row 25 appended\\x1b[2J" in said
+    assert "\x1b[2J" not in said
+
+
+def level(name: str, verdict: str = "equal", *names: str) -> LevelResult:
+    differences = [{"level": name, "name": n, "kind": "changed", "a": "1", "b": "2", "detail": ""} for n in names]
+    return LevelResult(level=name, verdict=verdict, differences=differences)  # type: ignore[arg-type]
+
+
+ATTRIBUTED: dict[str, tuple[list[LevelResult], str | None, str]] = {
+    "all equal": ([level("environment"), level("data")], None, ""),
+    "one": ([level("environment"), level("data", "differs", "x")], "data", ""),
+    "one unknown": ([level("data", "unknown", "x")], None, "whether the data is the same is not known"),
+    "unknown before": (
+        [level("environment", "unknown", "x"), level("config", "differs", "y")], None, "make the environment equal first",
+    ),
+    "unknown after": (
+        [level("environment", "differs", "x"), level("config", "unknown", "y")], None, "make the environment equal first",
+    ),
+    "a seed's weights": (
+        [level("config", "differs", "seeds.model.seed"), level("weights", "differs", "initial weights")], "config", "",
+    ),
+    "weights that no setting explains": (
+        [level("config", "differs", "model.optimizer.lr"), level("weights", "differs", "initial weights")],
+        None, "make the config equal first",
+    ),
+    "weights not known": (
+        [level("config", "differs", "model.model"), level("weights", "unknown", "x")], None, "make the config equal first",
+    ),
+    "weights alone": ([level("config"), level("weights", "differs", "initial weights")], "weights", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ATTRIBUTED)
+def test_the_stop_rule(case: str) -> None:
+    levels, attributed, stopped = ATTRIBUTED[case]
+    found = Comparison(a="a", b="b", levels=levels, results=[])
+    assert found.attributed == attributed
+    assert stopped in found.stopped
+    assert bool(stopped) == bool(found.stopped)
