@@ -2,6 +2,9 @@
 
 Up to 50 million trained weights everything is compared. Above, a fixed random sample of coordinates is: each tensor gives
 coordinates in proportion to its size, and its squares are scaled up by size / sampled, so that the squared norms are unbiased.
+
+Of weights that are split over ranks (DTensors) each rank takes its own part; those among them that several ranks hold whole
+count once, each rank giving an equal part of their squares.
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from grpo_lightning.errors import UsageError
@@ -64,9 +69,10 @@ class UpdateNorm:
     @torch.no_grad()
     def before(self, parameters: Iterable[Tensor]) -> None:
         """Remember the weights."""
+        parameters = list(parameters)
         trained = _trained(parameters)
         if self._sizes != [p.numel() for p in trained]:
-            self._prepare(trained)
+            self._prepare(trained, _parts(parameters))
         if trained:
             torch._foreach_copy_(self._before, _taken(trained, self._places))
         self._weights = self._squares()
@@ -96,7 +102,7 @@ class UpdateNorm:
             for flat, scales in zip(self._flat, self._scales, strict=True)
         ]
 
-    def _prepare(self, trained: list[Tensor]) -> None:
+    def _prepare(self, trained: list[Tensor], parts: list[float]) -> None:
         """Choose coordinates and make room for them, in one piece on each device."""
         self._sizes, self._places = [p.numel() for p in trained], self._choose(trained)
         self._before, self._flat, self._scales = list(trained), [], []
@@ -109,12 +115,12 @@ class UpdateNorm:
             for i, part, shape in zip(here, flat.split(counts), shapes, strict=True):
                 self._before[i] = part.view(shape)
             self._flat.append(flat)
-            self._scales.append(self._scales_of(here, counts, flat))
+            self._scales.append(self._scales_of(here, counts, flat, parts))
 
-    def _scales_of(self, here: list[int], counts: list[int], flat: Tensor) -> Tensor | None:
-        if self._sizes is None or all(self._places[i] is None for i in here):
+    def _scales_of(self, here: list[int], counts: list[int], flat: Tensor, parts: list[float]) -> Tensor | None:
+        if self._sizes is None or all(self._places[i] is None and parts[i] == 1.0 for i in here):
             return None
-        each = [self._sizes[i] / count for i, count in zip(here, counts, strict=True)]
+        each = [parts[i] * self._sizes[i] / count for i, count in zip(here, counts, strict=True)]
         return torch.tensor(each, dtype=flat.dtype).repeat_interleave(torch.tensor(counts)).to(flat.device)
 
     def _choose(self, trained: list[Tensor]) -> list[Tensor | None]:
@@ -133,8 +139,29 @@ class UpdateNorm:
 
 def _trained(parameters: Iterable[Tensor]) -> list[Tensor]:
     """What this rank holds of the trained weights, without empty tensors."""
-    local = [p.to_local() if hasattr(p, "to_local") else p for p in parameters if p.requires_grad]
-    return [p.detach() for p in local if p.numel()]
+    return [local.detach() for p in parameters if p.requires_grad and (local := _local(p)).numel()]
+
+
+def _local(parameter: Tensor) -> Tensor:
+    held: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return held
+
+
+def _parts(parameters: list[Tensor]) -> list[float]:
+    """Of each of `_trained`: 1 over how many ranks hold the same of it, where others are split over ranks; else 1."""
+    held = [p for p in parameters if p.requires_grad and _local(p).numel()]
+    if not any(hasattr(p, "placements") for p in parameters):
+        return [1.0] * len(held)
+    return [1 / _copies(p, dist.get_world_size()) for p in held]
+
+
+def _copies(parameter: Tensor, ranks: int) -> int:
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return ranks
+    placements: Any = parameter.placements  # type: ignore[attr-defined]
+    whole = [mesh.size(i) for i, placement in enumerate(placements) if placement.is_replicate()]
+    return math.prod([ranks // mesh.size(), *whole])
 
 
 def _taken(trained: list[Tensor], places: list[Tensor | None]) -> list[Tensor]:
