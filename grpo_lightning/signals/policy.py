@@ -139,11 +139,12 @@ def _rows(v: StepView, groups: slice, places: Tensor, tokens: dict[str, Tensor])
 
 
 def _reference_rows(new: Tensor, ref: Tensor | None, absent: Tensor) -> list[Tensor]:
-    """k3, k1, k2 and whether k3 was clamped."""
+    """k3, k1, k2 and whether k3 was clamped; k3 has no value where a log-prob is infinite, though its clamp would give one."""
     if ref is None:
         return [absent] * 4
     k1 = kl_k1(new, ref)
-    return [kl_k3(new, ref), k1, kl_k2(new, ref), torch.where(finite(k1), clamped(new, ref).float(), torch.nan)]
+    nothing = k1 - k1  # 0, or NaN
+    return [kl_k3(new, ref) + nothing, k1, kl_k2(new, ref), clamped(new, ref) + nothing]
 
 
 def _clipping(record: StepRecord, groups: slice, places: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -62,6 +62,7 @@ CASES = [
     ("sampler against trainer", {"rewards": [[0.0, 1.0]], "ids": [[[1], [2]]], **_tokens(sampler=[[[-0.5], [-2.0]]])}, {"rollout_mismatch_kl": -0.25, "rollout_mismatch_max": 1.0}),
     ("log-probs of right and wrong", {"rewards": [[0.9, 1.0]], "ids": [[[1, 2], [3]]], **_tokens(logprobs=[[[-1.0, -2.0], [-4.0]]])}, {"logprob_correct": -4.0, "logprob_wrong": -1.5}),
     ("one broken log-prob", {"rewards": [[0.0, 1.0]], "ids": [[[1, 2], [3, 4]]], **_tokens(logprobs=[[[NAN, 0.0], [0.0, 0.0]]], old=0.0)}, {"ratio_mean": 1.0, "nonfinite_count_logprobs": 1.0, "nonfinite_count_old_logprobs": 0.0, "nonfinite_count": 1.0}),
+    ("the reference's and the sampler's broken log-probs", {"rewards": [[0.0, 1.0]], "ids": [[[1, 2], [3]]], **_tokens(ref=[[[-1.0, INF], [-1.0]]], sampler=[[[NAN, -1.0], [NAN]]])}, {"nonfinite_count_ref_logprobs": 1.0, "nonfinite_count_sampler_logprobs": 2.0, "nonfinite_count": 3.0, "kl": 0.0, "rollout_mismatch_kl": 0.0}),
     ("a broken entropy", {"rewards": [[0.0, 1.0]], "ids": [[[1, 2], [3]]], **_tokens(entropies=[[[NAN, 1.0], [2.0]]])}, {"entropy": 1.5, "nonfinite_count_entropies": 1.0}),
     # responses
     ("lengths", {"rewards": [[0.0, 1.0]], "ids": [[[1], [2, 3, 4]]]}, {"response_length_mean": 2.0, "response_length_std": math.sqrt(2), "response_length_max": 3.0, "response_length_min": 1.0, "response_length_correct": 3.0, "response_length_wrong": 1.0}),
@@ -76,6 +77,8 @@ CASES = [
     ("the same answer", {"rewards": [[0.0, 0.0, 0.0, 1.0]], "ids": [[[1, 2], [1, 2], [1, 2], [2, 1]]]}, {"distinct_response_fraction": 0.5, "prefix_repetition": 0.5}),
     # optimizer
     ("norms", {"rewards": [[0.0, 1.0]], "update_skipped": True}, {"grad_norm": 2.0, "grad_norm_clipped": 1.0, "updates_skipped": 1.0}),
+    ("the update's numbers are what it said", {"rewards": [[0.0, 1.0]], "loss": 0.75, "policy_loss": 0.5, "kl_loss": 2.5, "kl_coef": 0.1, "lr": 3e-4}, {"loss": 0.75, "policy_loss": 0.5, "kl_loss": 2.5, "kl_coef": 0.1, "lr": 3e-4, "updates_skipped": 0.0, "nonfinite_count_loss": 0.0}),
+    ("groups sampled again", {"rewards": [[0.0, 1.0]], "resampled_groups": 3, "unrepaired_groups": 1}, {"rollouts_resampled": 3.0, "rollouts_unrepaired": 1.0}),
     ("a broken loss is counted", {"rewards": [[0.0, 1.0]], "loss": NAN, "grad_norm": INF}, {"nonfinite_count_loss": 1.0, "nonfinite_count_grad_norm": 1.0, "nonfinite_count": 2.0, "grad_norm": INF}),
     ("a broken advantage", {"rewards": [[0.0, 1.0]], "advantages": [[NAN, 3.0]]}, {"advantage_mean": 3.0, "nonfinite_count_advantages": 1.0, "advantage_tail_fraction": 1.0}),
     # overview and data
@@ -167,17 +170,26 @@ def test_old_logprobs_that_are_the_new_ones_count_once() -> None:
     assert signals_of(record)["nonfinite_count"] == 1.0
 
 
-def test_the_ranks_are_compared() -> None:
-    whole = make_record([[0.0, 1.0]] * 3, advantages=[[1.0, -1.0], [0.5, -0.5], [3.0, -3.0]])
-    values = signals_of(of_groups(whole, [0, 1]), of_groups(whole, [1, 2]))
-    assert values["rank_overlap_fraction"] == pytest.approx(1 / 3)
-    assert values["rank_advantage_gap"] == pytest.approx(1.0)  # means of abs: 0.75 and 1.75
+THREE = make_record([[0.0, 1.0]] * 3, advantages=[[1.0, -1.0], [0.5, -0.5], [3.0, -3.0]])
+PARTS = ("step", "rollout", "reward", "score", "update")
+RANKS = {
+    "the middle row of three is on both": ([of_groups(THREE, [0, 1]), of_groups(THREE, [1, 2])], {"rank_overlap_fraction": 1 / 3}),
+    "means of abs(advantage): 0.75 and 1.75": ([of_groups(THREE, [0, 1]), of_groups(THREE, [1, 2])], {"rank_advantage_gap": 1.0}),
+    "the slowest rank counts in each part": (
+        [make_record([[0.0, 1.0]], seconds=dict(zip(PARTS, seconds, strict=True))) for seconds in ((0.5, 0.1, 0.4, 0.3, 0.2), (2.0, 0.2, 0.1, 0.1, 1.0))],
+        {"step_seconds": 2.0, "rollout_seconds": 0.2, "reward_seconds": 0.4, "score_seconds": 0.3, "update_seconds": 1.0, "tokens_per_second": 16 / 2.0},
+    ),
+    "what ranks sampled again adds up": (
+        [make_record([[0.0, 1.0]], resampled_groups=n, unrepaired_groups=n // 2) for n in (1, 2)],
+        {"rollouts_resampled": 3.0, "rollouts_unrepaired": 1.0},
+    ),
+}  # fmt: skip
 
 
-def test_the_slowest_rank_counts() -> None:
-    ranks = [make_record([[0.0, 1.0]], seconds={"step": s}) for s in (0.5, 2.0)]
-    values = signals_of(*ranks)
-    assert (values["step_seconds"], values["tokens_per_second"]) == (2.0, 8.0)
+@pytest.mark.parametrize(("records", "expected"), RANKS.values(), ids=RANKS.keys())
+def test_numbers_of_two_ranks_by_hand(records: list[Any], expected: dict[str, float]) -> None:
+    values = signals_of(*records)
+    assert {name: values.get(name) for name in expected} == pytest.approx(expected)
 
 
 def _joined(*records: Any) -> Joined:

@@ -23,22 +23,34 @@ def _last(name: str, series: list[float], **fixed: float) -> dict[str, float]:
     return out
 
 
-def test_a_straight_line_has_its_slope_and_no_acceleration() -> None:
-    out = _last("kl", [0.1 + 0.02 * n for n in range(20)])
-    assert (out["kl_speed"], out["kl_acceleration"]) == pytest.approx((0.02, 0.0), abs=1e-12)
-
-
-def test_a_parabola_accelerates_by_twice_its_coefficient() -> None:
+# name: the series of one signal, what else each step has, and the derived signals after the last step
+SERIES: dict[str, tuple[str, list[float], dict[str, float], dict[str, float]]] = {
+    "a straight line": ("kl", [0.1 + 0.02 * n for n in range(20)], {}, {"kl_speed": 0.02, "kl_acceleration": 0.0}),
     # slopes of x^2 over windows centred on 4.5 and 14.5: 9 and 29, so (29 - 9) / 10 = 2
-    assert _last("kl", [float(n * n) for n in range(20)])["kl_acceleration"] == pytest.approx(2.0)
+    "a parabola": ("kl", [float(n * n) for n in range(20)], {}, {"kl_speed": 29.0, "kl_acceleration": 2.0}),
+    # 4 of 10 values are 0.01 from their median
+    "a stair": ("kl", [0.1, 0.11, 0.1, 0.09, 0.1, 0.5, 0.51, 0.5, 0.49, 0.5], {}, {"kl_stairs": 0.4 / 0.004}),
+    "a ramp": ("kl", [0.1 * n for n in range(10)], {}, {"kl_stairs": 0.5 / 0.12}),
+    "a level": ("kl", [0.3] * 10, {}, {"kl_stairs": 0.0, "kl_speed": 0.0}),
+    # of the five before, the median is 3
+    "a spike of the gradient": ("grad_norm", [1.0, 2.0, 3.0, 4.0, 100.0, 30.0], {}, {"grad_norm_ratio": 10.0}),
+    "the last twenty updates": ("update_norm", [100.0] + [1.0] * 10 + [3.0] * 10, {}, {"update_norm_rolling": 2.0}),
+    # a token a step of 36 s is 100 an hour
+    "growing answers": (
+        "response_length_mean",
+        [100.0 + n for n in range(12)],
+        {"step_seconds": 36.0},
+        {"length_growth_per_hour": 100.0},
+    ),
+}
 
 
-def test_a_stair_is_told_from_a_ramp() -> None:
-    step = _last("kl", [0.1, 0.11, 0.1, 0.09, 0.1, 0.5, 0.51, 0.5, 0.49, 0.5])["kl_stairs"]
-    ramp = _last("kl", [0.1 * n for n in range(10)])["kl_stairs"]
-    assert step == pytest.approx(0.4 / 0.004)  # 4 of 10 values are 0.01 from their median
-    assert ramp == pytest.approx(0.5 / 0.12)
-    assert _last("kl", [0.3] * 10)["kl_stairs"] == 0.0
+@pytest.mark.parametrize(("name", "series", "fixed", "expected"), SERIES.values(), ids=SERIES.keys())
+def test_numbers_derived_by_hand(
+    name: str, series: list[float], fixed: dict[str, float], expected: dict[str, float]
+) -> None:
+    out = _last(name, series, **fixed)
+    assert {key: out.get(key) for key in expected} == pytest.approx(expected, abs=1e-12)
 
 
 def test_early_steps_have_no_speed() -> None:
@@ -52,27 +64,31 @@ def test_broken_values_stay_out_of_every_window(bad: float) -> None:
     assert _last("grad_norm", [*series, bad]) == {}
 
 
-def test_the_norms_median_is_of_the_steps_before() -> None:
-    assert _last("grad_norm", [1.0, 2.0, 3.0, 4.0, 100.0, 30.0])["grad_norm_ratio"] == 10.0
+def test_without_a_norm_or_time_there_is_no_ratio() -> None:
     assert _last("grad_norm", [0.0] * 9) == {}
-
-
-def test_update_norms_are_averaged_over_twenty_steps() -> None:
-    assert _last("update_norm", [100.0] + [1.0] * 10 + [3.0] * 10)["update_norm_rolling"] == 2.0
-
-
-def test_length_growth_counts_trained_hours() -> None:
-    out = _last("response_length_mean", [100.0 + n for n in range(12)], step_seconds=36.0)
-    assert out["length_growth_per_hour"] == pytest.approx(100.0)
     assert _last("response_length_mean", [100.0] * 12) == {}  # no time passed
 
 
-def test_other_sources_shift_the_mix() -> None:
+# the mix of one step against a ruler of equal halves
+# p = (1, 0), q = (1/2, 1/2), m = (3/4, 1/4): (log2(4/3) + (log2(2/3) + log2(2)) / 2) / 2
+ONE_SIDED = math.sqrt((math.log2(4 / 3) + (math.log2(2 / 3) + 1) / 2) / 2)
+MIXES = {
+    "the same": ([8.0, 8.0, 0.0], {"source_shift": 0.0}),
+    "one side": ([300.0, 0.0, 0.0], {"source_shift": ONE_SIDED}),
+    "all other": ([0.0, 0.0, 300.0], {"source_shift": 1.0}),
+}
+
+
+@pytest.mark.parametrize(("sources", "expected"), MIXES.values(), ids=MIXES.keys())
+def test_the_mix_of_sources_by_hand(sources: list[float], expected: dict[str, float]) -> None:
+    assert TemporalState(source_ruler=[1.0, 1.0, 0.0]).update({}, sources=sources) == pytest.approx(expected)
+
+
+def test_other_sources_shift_the_mix_slowly() -> None:
     state = TemporalState(source_ruler=[1.0, 1.0, 0.0])
-    assert state.update({}, sources=[8.0, 8.0, 0.0]) == {"source_shift": 0.0}
-    for _ in range(40):
-        out = state.update({}, sources=[0.0, 0.0, 16.0])
-    assert out["source_shift"] == pytest.approx(1.0, abs=0.15)
+    found = [state.update({}, sources=s)["source_shift"] for s in [[8.0, 8.0, 0.0], *[[0.0, 0.0, 16.0]] * 40]]
+    assert found == sorted(found)
+    assert found[-1] == pytest.approx(1.0, abs=0.15)
 
 
 def test_the_first_prompts_are_the_ruler() -> None:
@@ -84,9 +100,7 @@ def test_the_first_prompts_are_the_ruler() -> None:
 
 
 def test_js_distance_by_hand() -> None:
-    # p = (1, 0), q = (1/2, 1/2), m = (3/4, 1/4): (log2(4/3) + (log2(2/3) + log2(2)) / 2) / 2
-    expected = math.sqrt((math.log2(4 / 3) + (math.log2(2 / 3) + 1) / 2) / 2)
-    assert js_distance([2.0, 0.0], [5.0, 5.0]) == pytest.approx(expected)
+    assert js_distance([2.0, 0.0], [5.0, 5.0]) == pytest.approx(ONE_SIDED)
     assert js_distance([1.0, 0.0], [0.0, 3.0]) == 1.0
 
 
