@@ -7,6 +7,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grpo_lightning.errors import ConfigError
 from grpo_lightning.signals import TemporalState
@@ -57,11 +59,25 @@ def test_early_steps_have_no_speed() -> None:
     assert _last("kl", [0.1] * 9) == {}
 
 
-@pytest.mark.parametrize("bad", [NAN, math.inf])
-def test_broken_values_stay_out_of_every_window(bad: float) -> None:
-    series = [1.0] * 6
-    assert _last("grad_norm", [*series, bad, 4.0]) == _last("grad_norm", [*series, 4.0]) == {"grad_norm_ratio": 4.0}
-    assert _last("grad_norm", [*series, bad]) == {}
+@pytest.mark.parametrize("bad", [NAN, math.inf, -math.inf])
+@pytest.mark.parametrize(("name", "series", "fixed", "expected"), SERIES.values(), ids=SERIES.keys())
+def test_broken_values_stay_out_of_every_window(
+    name: str, series: list[float], fixed: dict[str, float], expected: dict[str, float], bad: float
+) -> None:
+    state, out = TemporalState(), dict[str, float]()
+    for n, value in enumerate(series):
+        out = state.update({name: value, **fixed})
+        if n % 3 == 0 and value != series[-1]:
+            assert not set(state.update({name: bad})) & set(expected), "nothing is derived from it"
+    assert {key: out.get(key) for key in expected} == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["kl", "grad_norm", "update_norm", "response_length_mean"])
+def test_what_was_not_measured_is_derived_from_nothing(name: str) -> None:
+    state = TemporalState()
+    for value in (1.0, 2.0) * 10:
+        state.update({name: value, "step_seconds": 36.0})
+    assert state.update({"step_seconds": 36.0}) == {}
 
 
 def test_without_a_norm_or_time_there_is_no_ratio() -> None:
@@ -122,6 +138,28 @@ def _step(n: int) -> dict[str, float]:
         "response_length_mean": 50.0 + n % 7,
         "step_seconds": 1.5,
     }
+
+
+numbers = st.floats(-1e3, 1e3) | st.sampled_from([NAN, math.inf])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(numbers, numbers, st.floats(0, 60)), min_size=1, max_size=60), st.integers(0, 59))
+def test_a_stop_anywhere_changes_no_derived_signal(steps: list[tuple[float, float, float]], stop: int) -> None:
+    """Whatever the values: a stopped and resumed run derives what an uninterrupted one does."""
+
+    def values(kl: float, other: float, seconds: float) -> dict[str, float]:
+        return {"kl": kl, "grad_norm": other, "update_norm": kl, "response_length_mean": other, "step_seconds": seconds}
+
+    straight, parted = TemporalState(), TemporalState()
+    for n, (kl, other, seconds) in enumerate(steps):
+        if n == stop:
+            saved, parted = json.loads(json.dumps(parted.state_dict())), TemporalState()
+            parted.load_state_dict(saved)
+        mix = [abs(seconds) * 10, 1.0]
+        assert parted.update(values(kl, other, seconds), sources=mix) == straight.update(
+            values(kl, other, seconds), sources=mix
+        )
 
 
 @pytest.mark.parametrize("stop", [0, 3, 25, 70])
