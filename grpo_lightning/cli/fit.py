@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lightning import shipped
+from grpo_lightning.cli.config_file import check_config_files
 from grpo_lightning.errors import ConfigError
 
 __all__ = ["DEFAULT_CONFIG", "parse_fit", "run_fit", "run_validate"]
@@ -36,6 +37,7 @@ def run_fit(argv: list[str]) -> int:
     """Train, or continue from a checkpoint; with no config, the shipped example or the checkpoint's own config."""
     from grpo_lightning.callbacks import requeued_checkpoint, run_callbacks
     from grpo_lightning.cli.checkpoint import checked_checkpoint
+    from grpo_lightning.cli.preflight import check_before_fit
     from grpo_lightning.training.checkpoint_io import write_atomically
 
     cli = _build("fit", _with_config(argv))
@@ -46,6 +48,8 @@ def run_fit(argv: list[str]) -> int:
         return dry_run(cli.model, cli.datamodule)
     wanted = config.get("ckpt_path") or requeued_checkpoint(Path(_at_home(cli.config_init["fit"]["run"]).dir))
     ckpt_path = checked_checkpoint(wanted, cli.model, max_steps=cli.trainer.max_steps)
+    cli.datamodule.accept_changes = "data" in (config.get("accept_drift") or [])
+    check_before_fit(cli.model, cli.datamodule, cli.trainer)
     write_atomically(cli.trainer.strategy)
     recorder, *others = run_callbacks(
         run=_at_home(cli.config_init["fit"]["run"]),
@@ -57,7 +61,6 @@ def run_fit(argv: list[str]) -> int:
         config_yaml=_config_yaml(cli, "fit"),
         resume_from=ckpt_path,
     )
-    cli.datamodule.accept_changes = "data" in (config.get("accept_drift") or [])
     cli.trainer.callbacks.extend([recorder, *others])
     cli.trainer.callbacks = cli.trainer._callback_connector._reorder_callbacks(cli.trainer.callbacks)
     cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=ckpt_path)
@@ -157,6 +160,7 @@ def _quiet_libraries() -> None:
 
 def _with_config(argv: list[str]) -> list[str]:
     """Put the config that a bare command means in front: the checkpoint's own, else the shipped example's."""
+    check_config_files(argv)
     if any(a in ("-c", "--config") or a.startswith("--config=") for a in argv) or _asks_help(argv):
         return argv
     ckpt_path = _value_of(argv, "--ckpt_path")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -19,6 +19,14 @@ _UNKNOWN = re.compile(
     re.I,
 )
 _LONGEST = 400
+_SHOWN = 80
+_WRONG_TYPE = re.compile(
+    r"Parser key ['\"]([^'\"]+)['\"]: (?:Expected an? (?=<class|typing)|Does not validate against any of the Union subtypes "
+    r"Subtypes: )(.*?)(?:\. Got| Errors: .* Given) value: (.*)"
+)
+_TYPES = re.compile(r"typing\.Literal\[([^\]]*)\]|<class '(\w+)'>|(dict|list)\[[^\]]*\]")
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "NoneType": "null"}
+_WORDS |= {"dict": "a mapping such as {name: value}", "list": "a list such as [a, b]"}
 _REWARD_KEYS = ("path", "weight", "name", "timeout_seconds", "on_error", "kwargs")
 _REWARDS = "give a list of rewards, such as [{path: exact_match, weight: 1.0}]"
 _HINTS = {"model.rewards": _REWARDS, "model.eval_rewards": _REWARDS}
@@ -57,16 +65,49 @@ class GrpoParser(LightningArgumentParser):
 
 def _one_sentence(message: str, known: list[str]) -> str:
     flat = _ONE_OF.sub(r"\1", _SPACES.sub(" ", message).strip())
+    if (wrong := _WRONG_TYPE.fullmatch(flat)) and (sentence := _what_it_takes(*wrong.groups())):
+        return sentence
     unknown = _UNKNOWN.search(flat)
     if unknown:
         key = next(g for g in unknown.groups() if g).lstrip("-").split("=")[0]
+        known = [k for k in known if not key.startswith(f"{k}.")]
         near = get_close_matches(key, known, n=1) or get_close_matches(
             key.split(".")[-1], [k.split(".")[-1] for k in known], n=1
         )
         hint = f"did you mean {near[0]!r}?" if near else "see --help for the known settings."
         return f"{key!r} is not a setting: {hint}"
-    hint = next((f": {hint}." for key, hint in _HINTS.items() if f'"{key}"' in flat), "")
-    return f"{flat if len(flat) <= _LONGEST else flat[:_LONGEST] + ' …'}{hint}"
+    for key, hint in _HINTS.items():
+        if f'"{key}"' in flat:
+            return f"{key} is not what it must be: {hint}."
+    return flat if len(flat) <= _LONGEST else f"{flat[:_LONGEST]} …"
+
+
+def _what_it_takes(key: str, types: str, given: str) -> str:
+    """Python's types in words; empty where there is one that has none."""
+    names = _TYPES.findall(types)
+    if not names or _TYPES.sub("", types).strip(" ,[]"):
+        return ""
+    words, known = [], []
+    for choices, plain_type, container in names:
+        values = [value.strip(" '\"") for value in choices.split(",")] if choices else []
+        known += values
+        words += values or [_WORDS.get(plain_type or container, "")]
+    if not all(words):
+        return ""
+    near = get_close_matches(given, known, n=1)
+    hint = f"did you mean {near[0]!r}? It takes" if near else "give"
+    shown = given if len(given) <= _SHOWN else f"{given[:_SHOWN]} …"
+    return f"{key} is {shown!r}: {hint} {', '.join(words[:-1])}{' or ' if words[1:] else ''}{words[-1]}."
+
+
+def _refuse_nulls(parser: Any, config: Any) -> None:
+    """A key without a value (`group_size:`) is null in YAML, which jsonargparse takes whatever the setting's type is."""
+    for action in parser._actions:
+        kind = getattr(action, "_typehint", None)
+        if kind in (None, Any) or type(None) in get_args(kind) or action.dest not in config:
+            continue
+        if config[action.dest] is None:
+            raise ConfigError(f"{action.dest} is null, as a key without a value is: give it a value, or leave it out.")
 
 
 class GrpoCLI(LightningCLI):
@@ -74,6 +115,7 @@ class GrpoCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """A whole number of steps between evaluations counts over epochs: prompt sets are often shorter than that."""
+        _refuse_nulls(self._parser(self.subcommand), self.config[str(self.subcommand)])
         trainer = self.config[str(self.subcommand)].trainer
         for name, (unset, ours) in _OURS.items():
             if trainer[name] != unset:
@@ -84,6 +126,12 @@ class GrpoCLI(LightningCLI):
             )
         if isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch == 1:
             trainer.check_val_every_n_epoch = None
+
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            raise ConfigError(f"seed_everything is out of range: {_one_sentence(str(error), [])}.") from error
 
     def _parse_ckpt_path(self) -> None:
         """Settings come from the run's config.yaml; Lightning would look for them in the checkpoint itself."""
@@ -100,7 +148,7 @@ class GrpoCLI(LightningCLI):
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> Any:
         try:
             return super()._instantiate_trainer(config, callbacks)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, ImportError) as error:
             raise ConfigError(f"The trainer can't be made: {_one_sentence(str(error), [])}") from error
 
     @staticmethod

@@ -31,7 +31,7 @@ from grpo_lightning.objective.losses import (
     loss_mask,
     policy_loss,
 )
-from grpo_lightning.objective.shaping import clip_binds, soft_overlong_penalty
+from grpo_lightning.objective.shaping import check_overlong_cache, clip_binds, soft_overlong_penalty
 
 __all__ = [
     "DEAD",
@@ -46,6 +46,7 @@ __all__ = [
     "Rollouts",
     "StepRecord",
     "TokenScores",
+    "check_overlong_cache",
     "clamped",
     "clip_binds",
     "combine_rewards",

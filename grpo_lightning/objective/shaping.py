@@ -7,7 +7,7 @@ from torch import Tensor
 
 from grpo_lightning.errors import ConfigError
 
-__all__ = ["clip_binds", "soft_overlong_penalty"]
+__all__ = ["check_overlong_cache", "clip_binds", "soft_overlong_penalty"]
 
 
 def soft_overlong_penalty(lengths_PG: Tensor, max_tokens: int, cache_tokens: int) -> Tensor:
@@ -17,13 +17,18 @@ def soft_overlong_penalty(lengths_PG: Tensor, max_tokens: int, cache_tokens: int
         >>> soft_overlong_penalty(torch.tensor([[6, 8, 10]]), 10, 4)
         tensor([[ 0.0000, -0.5000, -1.0000]], dtype=torch.float64)
     """
+    check_overlong_cache(max_tokens, cache_tokens)
+    start = max_tokens - cache_tokens
+    return -((lengths_PG.double() - start) / cache_tokens).clamp(0.0, 1.0)
+
+
+def check_overlong_cache(max_tokens: int, cache_tokens: int) -> None:
+    """Raise where the tokens over which the penalty grows are not some before the limit."""
     if not 0 < cache_tokens <= max_tokens:
         raise ConfigError(
             f"advantages.overlong_cache_tokens is {cache_tokens}: give 1 to {max_tokens}, the generation limit, "
             "or 0 for off."
         )
-    start = max_tokens - cache_tokens
-    return -((lengths_PG.double() - start) / cache_tokens).clamp(0.0, 1.0)
 
 
 def clip_binds(

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_lightning.errors import GrpoError
 from grpo_lightning.report.examining import examine_run
 from grpo_lightning.report.page import write_report
 from grpo_lightning.sinks import RunDirectory
@@ -22,13 +21,17 @@ def publish_report(
     """Write `report.html` into the run directory and hand it on, e.g. to MLflow's artifacts.
 
     `status` is how the run ends, where its process still holds it: finished, paused, failed, killed.
-    What fails is logged, and None is returned: a run does not end in an error for its report.
+    What fails is logged, and None is returned: a run does not end in an error for its report. A run that ended before its
+    first step has none.
     """
     try:
-        path = write_report(examine_run(directory, weights=False, status=status), directory.report)
+        found = examine_run(directory, weights=False, status=status)
+        if not found.run.steps:
+            return None
+        path = write_report(found, directory.report)
         if hand_on is not None:
             hand_on(path)
-    except (GrpoError, OSError, ValueError, ArithmeticError, LookupError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001 - the run's own end matters more
         _log.warning("Can't make the report of %s: %s: %s.", directory.run_id, type(error).__name__, error)
         return None
     return path

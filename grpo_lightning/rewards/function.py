@@ -73,6 +73,9 @@ def load_function(spec: RewardSpec) -> RewardFunction:
 
 
 def _check_numbers(spec: RewardSpec) -> None:
+    for name in ("path", "weight", "on_error", "kwargs"):
+        if getattr(spec, name) is None:
+            raise RewardError(f"The {name} of the reward {spec.path!r} is null: give it a value, or leave it out.")
     if not math.isfinite(spec.weight):
         raise RewardError(f"The weight of the reward {spec.path!r} is {spec.weight}: give a finite number.")
     if spec.timeout_seconds is not None and not 0 < spec.timeout_seconds < math.inf:

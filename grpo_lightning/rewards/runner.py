@@ -7,7 +7,7 @@ A function gets the keywords `prompts`, `completions`, every dataset column, `co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from grpo_lightning.rewards.values import BadValues
 __all__ = ["RewardResult", "RewardRunner"]
 
 _NOT_COLUMNS = ("prompt", "completion")  # what TRL keeps back, too
+_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +67,12 @@ class RewardRunner:
         self.names = [f.name for f in functions]
         self.paths = [f.spec.path for f in functions]
         self.weights = [float(f.spec.weight) for f in functions]
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Raise `RewardError` when a function asks for what rows of these columns don't give it."""
+        given = dict.fromkeys(c for c in columns if c not in _NOT_COLUMNS) | dict.fromkeys(_GIVEN)
+        for function in self._functions:
+            function.keywords(given)
 
     def score(
         self,

@@ -10,10 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from grpo_lightning.errors import ConfigError
+
 __all__ = [
     "accepts",
     "attention_implementation",
     "cache_argument",
+    "check_context",
+    "check_vocabulary",
     "evaluation_mode",
     "model_dtype",
     "recomputes",
@@ -30,6 +34,28 @@ def text_config(model: nn.Module) -> Any:
     """The language model's part of the configuration."""
     config: Any = model.config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def check_context(model: nn.Module, longest: int, max_new_tokens: int) -> None:
+    """Raise where a prompt of `longest` tokens and its completion don't fit into the model's context."""
+    limit = getattr(text_config(model), "max_position_embeddings", None)
+    if limit is not None and longest + max_new_tokens > limit:
+        room = limit - max_new_tokens
+        more = f", or set data.max_prompt_tokens to {room}" if room > 0 else ""
+        raise ConfigError(
+            f"A prompt of {longest} tokens and sampling.max_new_tokens of {max_new_tokens} exceed the model's "
+            f"context of {limit}: lower max_new_tokens{more}."
+        )
+
+
+def check_vocabulary(model: nn.Module, largest_id: int) -> None:
+    """Raise where the tokenizer gives ids that the model has no embedding for."""
+    size = int(text_config(model).vocab_size)
+    if largest_id >= size:
+        raise ConfigError(
+            f"The tokenizer gives the token id {largest_id} and the model has {size} tokens: they are not of one model; set "
+            f"data.tokenizer, or model.model, to what belongs together."
+        )
 
 
 def accepts(model: nn.Module, name: str) -> bool:

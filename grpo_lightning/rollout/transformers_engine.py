@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo_lightning.errors import ConfigError
 from grpo_lightning.objective.batch import PromptBatch, Rollouts
-from grpo_lightning.rollout.causal_lm import evaluation_mode, text_config
+from grpo_lightning.rollout.causal_lm import check_context, evaluation_mode
 from grpo_lightning.rollout.check import works
 from grpo_lightning.rollout.decoding import DECODERS, Decoder
 from grpo_lightning.rollout.engine import SamplingConfig
@@ -37,7 +36,7 @@ class TransformersEngine:
         seeds_PG: Tensor,
     ) -> Rollouts:
         """G completions for each prompt, right-padded to the longest; see `RolloutEngine`."""
-        _check_context(model, prompts, sampling)
+        check_context(model, int(prompts.mask_PS.sum(-1).max()), sampling.max_new_tokens)
         with evaluation_mode(model):
             decoder = _decoder(model, prompts, group_size, sampling)
             if decoder is not None:
@@ -116,18 +115,6 @@ def as_rollouts(prompts: PromptBatch, ids_PGT: Tensor, logprobs_PGT: Tensor, sam
         terminated_PG=is_eos.any(-1),
         sampler_logprobs_PGL=torch.where(mask, logprobs_PGT[..., :length], 0.0),
     )
-
-
-def _check_context(model: nn.Module, prompts: PromptBatch, sampling: SamplingConfig) -> None:
-    limit = getattr(text_config(model), "max_position_embeddings", None)
-    longest = int(prompts.mask_PS.sum(-1).max())
-    if limit is not None and longest + sampling.max_new_tokens > limit:
-        room = limit - sampling.max_new_tokens
-        more = f", or set data.max_prompt_tokens to {room}" if room > 0 else ""
-        raise ConfigError(
-            f"A prompt of {longest} tokens and sampling.max_new_tokens of {sampling.max_new_tokens} exceed the model's "
-            f"context of {limit}: lower max_new_tokens{more}."
-        )
 
 
 def _generate_by_transformers(

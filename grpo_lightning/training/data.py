@@ -16,7 +16,7 @@ from grpo_lightning import shipped
 from grpo_lightning.errors import ConfigError, DataError
 from grpo_lightning.objective.batch import PromptBatch
 from grpo_lightning.training import ranks
-from grpo_lightning.training.sampler import PromptSampler, Slot, sequential_shares
+from grpo_lightning.training.sampler import PromptSampler, Slot, check_order_seed, sequential_shares
 from grpo_lightning.training.sources import Rows, held_out_settings, load_rows, require_column
 from grpo_lightning.training.tokenizer import check_chat, load_tokenizer, tokenize_prompts
 
@@ -84,6 +84,7 @@ class PromptDataModule(L.LightningDataModule):
             limit_train=limit_train,
             limit_val=limit_val,
         )
+        check_order_seed(seed)
         self.train_source, self.val_source = train, val
         self.tokenizer_name, self.gguf_file = tokenizer or model, None if tokenizer else gguf_file
         self.prompt_column, self.source_column = prompt_column, source_column
@@ -178,6 +179,30 @@ class PromptDataModule(L.LightningDataModule):
     def prompt_lengths(self) -> list[int]:
         """Tokens of each training prompt, once they are read."""
         return list(self._train.lengths) if self._train is not None else []
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt, training and held-out ones, once they are read."""
+        return max(
+            (length for part in (self._train, self._val) if part is not None for length in part.lengths), default=0
+        )
+
+    @property
+    def largest_token(self) -> int:
+        """The largest token id of all prompts and of what ends and pads them, once they are read."""
+        parts = [part for part in (self._train, self._val) if part is not None]
+        own = [int(self.tokenizer.eos_token_id), int(self.tokenizer.pad_token_id)]
+        return max(own + [token for part in parts for row in part.kept for token in part.ids[row]])
+
+    @property
+    def train_columns(self) -> list[str]:
+        """Columns of the training rows that reward functions get, once they are read."""
+        return list(self._train.columns) if self._train is not None else []
+
+    @property
+    def val_columns(self) -> list[str]:
+        """The same of the held-out rows."""
+        return list(self._val.columns) if self._val is not None else []
 
     @property
     def held_out(self) -> int:
@@ -276,7 +301,7 @@ def _filled(template: str, row: dict[str, Any], where: str) -> str:
         raise DataError(
             f"data.prompt_template names {error}, which {where} lacks: its columns are {', '.join(sorted(row))}."
         ) from error
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
         raise DataError(
             f"data.prompt_template {template!r} can't be filled from {where} ({error}): write {{column}}, and "
             f"{{{{ }}}} for braces."

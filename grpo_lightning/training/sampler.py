@@ -15,7 +15,7 @@ import numpy as np
 
 from grpo_lightning.errors import ConfigError
 
-__all__ = ["PromptSampler", "Slot", "sequential_shares"]
+__all__ = ["PromptSampler", "Slot", "check_order_seed", "sequential_shares"]
 
 Order = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -68,8 +68,7 @@ class PromptSampler:
             )
         if len(lengths) < world_size:
             raise ConfigError(f"The dataset has {len(lengths)} rows for {world_size} ranks: each needs at least one.")
-        if seed < 0:
-            raise ConfigError(f"data.seed is {seed}: give 0 or more.")
+        check_order_seed(seed)
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.rows, self.prompts_per_step = len(lengths), prompts_per_step
         self.batches = _batch_count(len(lengths), prompts_per_step, world_size)
@@ -143,6 +142,12 @@ class PromptSampler:
                 f"resume with the same,{hint} or start a new run."
             )
         self.epoch, self.done = state["epoch"], state["done"]
+
+
+def check_order_seed(seed: int) -> None:
+    """Raise where no order can be drawn from a seed."""
+    if seed < 0:
+        raise ConfigError(f"data.seed is {seed}: give 0 or more.")
 
 
 def sequential_shares(rows: int, *, per_rank: int, rank: int, world_size: int) -> list[tuple[int, ...]]:

@@ -94,7 +94,7 @@ def _text(path: Path) -> str:
 
 def _row(text: str, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(text)
+        row = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:  # not JSON, or a number or a nesting beyond what Python reads
         raise DataError(f"{where} is not JSON ({_json_fault(error)}): each line must be one JSON object.") from error
     if not isinstance(row, dict):
@@ -105,7 +105,7 @@ def _row(text: str, where: str) -> dict[str, Any]:
 def _json(path: Path) -> Rows:
     text = _text(path)
     try:
-        rows = json.loads(text)
+        rows = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         fault = _json_fault(error)
         place = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
@@ -119,6 +119,15 @@ def _json(path: Path) -> Rows:
         if not isinstance(row, dict):
             raise DataError(f"Row {number} of {str(path)!r} is a JSON {type(row).__name__}: each must be an object.")
     return rows
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, whose names must differ: Python's reader keeps the last of two and says nothing."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it names {next(n for n in names if names.count(n) > 1)!r} twice")
+    return found
 
 
 def _json_fault(error: Exception) -> str:

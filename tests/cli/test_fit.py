@@ -154,15 +154,36 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     ),
     "no such model": (["--model.model", "no/such/model"], "no/such/model"),
     "no such config": (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    "a column that the reward asks for": (["--data.prompt_column", "answer"], "'answer'"),
+    "an overlong cache beyond the limit": (["--model.advantages.overlong_cache_tokens", "9"], "give 1 to 4"),
+    "a seed of the order below 0": (["--data.seed", "-1"], "data.seed is -1"),
+    "a seed below 0": (["--seed_everything", "-1"], "seed_everything"),
+    "nothing to train": (["--trainer.max_steps", "0"], "trainer.max_steps is 0"),
+    "no epochs to train": (["--trainer.max_epochs", "0"], "trainer.max_epochs is 0"),
+    "more ranks than prompts": (["--trainer.devices", "99"], "99 ranks"),
+    "an accelerator without its library": (["--trainer.accelerator", "tpu"], "torch_xla"),
+    "a template without end": (["--data.prompt_template", "{prompt:>99999999999999}"], "data.prompt_template"),
+    "null": (["--model.group_size", "null"], "model.group_size is 'None': give a whole number"),
+    "a near miss of a choice": (
+        ["--model.kl.use", "lss"],
+        "did you mean 'loss'? It takes off, measure, loss or reward.",
+    ),
+    "neither a number nor null": (["--model.optimizer.max_grad_norm", "x"], "is 'x': give a number or null."),
+    "no mapping": (["--data.source_kwargs", "3"], "is '3': give a mapping such as {name: value} or null."),
+    "a reward's weight that is null": (["--model.rewards", '[{"path": "exact_match", "weight": null}]'], "is null"),
     "no such checkpoint": (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt"),
     "no such shipped file": (["--model.model", "shipped:nothing"], "shipped:nothing"),
 }
 
 
-@pytest.mark.parametrize(("extra", "named"), BAD_INPUT.values(), ids=BAD_INPUT.keys())
+SEEN_BY_TRAINING = {"reward of the wrong count", "reward with escape codes"}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_is_one_sentence_and_exit_code_2(
-    files: Path, here: Path, capsys: pytest.CaptureFixture[str], extra: list[str], named: str
+    files: Path, here: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
+    extra, named = BAD_INPUT[case]
     extra = [str(files / "empty.jsonl") if a == "EMPTY" else a for a in extra]
     argv = extra if extra[0] == "fti" else ["fit", "--config", str(files / "config.yaml"), *extra]
     assert main(argv) == 2
@@ -171,6 +192,54 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert len(err.splitlines()) == 1
     assert named in err
     assert "Traceback" not in err
+    assert (here / "runs").exists() == (case in SEEN_BY_TRAINING)
+    assert "report" not in caplog.text  # of a run that ended before its first step
+
+
+BOMB = "".join(f"k{i}: &k{i} [{', '.join(['1' if i == 0 else f'*k{i - 1}'] * 9)}]\n" for i in range(9))
+BAD_CONFIGS: dict[str, tuple[str | bytes, str]] = {
+    "a key without a value": ("model:\n  group_size:\n", "model.group_size is null, as a key without a value is"),
+    "a nested key without a value": ("model: {sampling: {temperature: }}", "model.sampling.temperature is null"),
+    "a key twice": ("model:\n  group_size: 4\n  group_size: 8\n", "line 3: model.group_size stands there twice"),
+    "a section twice": ("model: {group_size: 4}\ndata: {}\nmodel: {seed: 1}\n", "line 3: model stands there twice"),
+    "a billion by aliases": (BOMB, "over 100,000 values when its aliases are written out"),
+    "an alias of itself": ("model: {rewards: &all [*all]}", "over 100,000 values"),
+    "a list": ("- model\n", "is a list: it must be a mapping of settings"),
+    "a text": ("model", "is a single value (model): it must be a mapping"),
+    "nothing": ("# only a comment\n", "is empty: write settings into it"),
+    "a section that is a number": ("run: 3\n", "line 1: run is a single value (3): it must hold settings"),
+    "a section that is a list": ("data: []\n", "line 1: data is a list: it must hold settings"),
+    "a section without a value": ("model:\n", "line 1: model is a single value"),
+    "an open bracket": ("model: [\n", "is not YAML"),
+    "a tab": ("model:\n\tseed: 1\n", "line 2 is not YAML"),
+    "two documents": ("model: {}\n---\ndata: {}\n", "is not YAML"),
+    "code": ("model: {model: !!python/object/apply:os.getcwd []}", "python/object/apply"),
+    "no UTF-8": ('run: {name: "é"}'.encode("latin-1"), "is not UTF-8 text (byte 13)"),
+    "NUL": ("model: {seed: 1}\n\0", "is not YAML"),
+    "a float for a count": ("model: {group_size: 4.0}", "model.group_size is '4.0': give a whole number."),
+    "not a number": ("model: {kl: {use: loss, adaptive_bound: .nan}}", "bound"),
+    "infinite": ("model: {sampling: {temperature: .inf}}", "temperature is inf"),
+}
+
+
+@pytest.mark.parametrize(("text", "named"), BAD_CONFIGS.values(), ids=BAD_CONFIGS.keys())
+def test_a_bad_config_file_is_one_sentence_and_exit_code_2(
+    files: Path, here: Path, capsys: pytest.CaptureFixture[str], text: str | bytes, named: str
+) -> None:
+    (here / "bad.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert fit(files, "--config", "bad.yaml") == 2
+    err = capsys.readouterr().err.strip()
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert named in err
+    assert not (here / "runs").exists()
+
+
+def test_anchors_and_merge_keys_are_no_fault(files: Path, here: Path) -> None:
+    (here / "good.yaml").write_text(
+        "run: {mlflow: false}\nmodel: {optimizer: &o {lr: 1.0e-3}}\ndata: {limit_train: &n 8, limit_val: 2}\n"
+    )
+    assert fit(files, "--config", "good.yaml", "--trainer.max_steps", "1") == 0
 
 
 @pytest.mark.parametrize(

@@ -201,5 +201,12 @@ def test_a_report_that_fails_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptu
     assert "the disk is full" in caplog.text
 
 
-def test_a_run_without_steps_can_still_end(tmp_path: Path) -> None:
+def test_a_run_without_steps_can_still_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = RunDirectory.create(tmp_path, "started")
+    with directory.journal() as journal:
+        journal.start_segment(from_step=0)
+        journal.end_segment("failed")
+    with caplog.at_level(logging.WARNING):
+        assert publish_report(directory) is None
+    assert not caplog.text  # there is nothing to report, and nothing wrong with that
     assert publish_report(RunDirectory.create(tmp_path, "empty")) is None

@@ -115,7 +115,7 @@ def test_what_a_function_may_give(body: Any, want: list[float], on_error: Any, k
     np.testing.assert_array_equal(result.rewards_NK.numpy(), np.array([want]).T)
     assert result.missing == {"r": sum(map(math.isnan, want))}
     assert result.errors == {"r": 0}
-    assert 0 < result.seconds["r"] < 5
+    assert 0 < result.seconds["r"] < 60
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -140,11 +140,11 @@ class TestBrokenContract:
 @pytest.mark.parametrize("on_error", ["raise", "missing"])
 def test_hang_past_the_limit(kind: str, on_error: Any, register: Any) -> None:
     async def sleeps(completions: list[str]) -> list[float]:
-        await asyncio.sleep(3)
+        await asyncio.sleep(300)
         return [1.0, 1.0]
 
     def hangs(completions: list[str]) -> list[float]:
-        time.sleep(3)
+        time.sleep(300)  # on a thread that ends with the process
         return [1.0, 1.0]
 
     path = register(hangs if kind == "sync" else sleeps)
@@ -154,14 +154,14 @@ def test_hang_past_the_limit(kind: str, on_error: Any, register: Any) -> None:
         result = score(spec)
         assert result.errors == {"slow": 1}
         assert result.missing == {"slow": 2}
-    assert time.perf_counter() - begin < 2
+    assert time.perf_counter() - begin < 60
 
 
 class TestLimits:
     @pytest.mark.parametrize("on_error", ["raise", "missing"])
     def test_async_function_that_blocks_its_loop(self, on_error: Any, register: Any) -> None:
         async def blocks(completions: list[str]) -> list[float]:
-            time.sleep(4)
+            time.sleep(300)
             return [1.0, 1.0]
 
         async def fine(completions: list[str]) -> list[float]:
@@ -172,10 +172,10 @@ class TestLimits:
         with pytest.raises(RewardError, match=r"'blocks' .*timeout_seconds") if on_error == "raise" else nullcontext():
             result = score(bad)
             assert result.errors == {"blocks": 1}
-        assert time.perf_counter() - begin < 3
-        after = score(RewardSpec(path=register(fine, "fine"), timeout_seconds=2.0))  # on a loop of its own
+        assert time.perf_counter() - begin < 60
+        after = score(RewardSpec(path=register(fine, "fine")))  # on a loop of its own
         assert after.rewards_NK[:, 0].tolist() == [1.0, 2.0]
-        assert time.perf_counter() - begin < 3.5
+        assert time.perf_counter() - begin < 120
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
     def test_own_timeout_error_is_not_our_limit(self, kind: str, register: Any) -> None:
@@ -325,13 +325,16 @@ class TestTogether:
         assert result.rewards_NK.tolist() == [[1.0, 2.0, 1.0], [1.0, 2.0, 1.0]]  # unweighted
 
     def test_async_ones_overlap(self, register: Any) -> None:
+        begun: list[int] = []
+
         async def reward(completions: list[str]) -> list[float]:
-            await asyncio.sleep(0.4)
+            begun.append(1)
+            while len(begun) < 5:  # one after the other, the first would wait until its time is over
+                await asyncio.sleep(0.01)
             return [1.0, 1.0]
 
-        begin = time.perf_counter()
-        score(*(RewardSpec(path=register(reward), name=f"r{i}") for i in range(5)))
-        assert time.perf_counter() - begin < 1.5  # one after the other: 2.0
+        result = score(*(RewardSpec(path=register(reward), name=f"r{i}") for i in range(5)))
+        assert result.rewards_NK.tolist() == [[1.0] * 5] * 2
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
     def test_inside_a_running_loop(self, kind: str, register: Any) -> None:
@@ -353,6 +356,33 @@ class TestTogether:
 def test_weights_must_be_finite(weight: float) -> None:
     with pytest.raises(RewardError, match="finite"):
         RewardRunner([RewardSpec(path="exact_match", weight=weight)])
+
+
+@pytest.mark.parametrize("name", ["weight", "on_error", "kwargs"])
+def test_a_setting_without_a_value_says_so(name: str) -> None:
+    with pytest.raises(RewardError, match=f"The {name} of the reward 'exact_match' is null"):
+        RewardRunner([RewardSpec(path="exact_match", **{name: None})])  # type: ignore[arg-type]
+
+
+COLUMNS: dict[str, tuple[list[str], str]] = {
+    "there": (["answer", "other"], ""),
+    "lacking": (["anser"], r"asks for 'answer'.*did you mean 'anser'\?"),
+    "what is kept back": (["completion", "prompt"], "asks for 'answer'"),
+}
+
+
+@pytest.mark.parametrize(("columns", "message"), COLUMNS.values(), ids=COLUMNS)
+def test_columns_are_asked_for_before_the_first_call(columns: list[str], message: str, register: Any) -> None:
+    def reward(
+        completions: list[str], prompts: list[str], answer: list[str], trainer_state: Any, log_extra: Any
+    ) -> Any:
+        raise AssertionError
+
+    runner = RewardRunner(
+        [RewardSpec(path=register(reward)), RewardSpec(path="length_penalty", kwargs={"start": 1, "limit": 9})]
+    )
+    with pytest.raises(RewardError, match=message) if message else nullcontext():
+        runner.check_columns(columns)
 
 
 UNKNOWN = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,7 +21,7 @@ from test_rollout_engines import FakeLLM
 
 from grpo_lightning.errors import ConfigError
 from grpo_lightning.objective import PromptBatch, Rollouts
-from grpo_lightning.rollout import RolloutEngine, SamplingConfig, make_engine, rollout_seeds
+from grpo_lightning.rollout import RolloutEngine, SamplingConfig, check_vocabulary, make_engine, rollout_seeds
 from grpo_lightning.rollout import transformers_engine as under_test
 from grpo_lightning.rollout.decoding import DECODERS
 
@@ -250,6 +251,18 @@ def test_a_context_that_is_too_short_names_both_numbers_and_the_fix(
     assert generate(made, batch(PROMPTS), sampling=replace(SAMPLING, max_new_tokens=59)) is not None  # 5 + 59 = 64
     with pytest.raises(ConfigError, match=r"5 tokens.*60.*context of 64.*lower max_new_tokens"):
         generate(made, batch(PROMPTS, extra=20), sampling=replace(SAMPLING, max_new_tokens=60))
+
+
+@pytest.mark.parametrize(("largest", "fits"), [(43, True), (44, False), (10**6, False)])
+def test_a_token_that_the_model_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int, fits: bool
+) -> None:
+    model, _ = transformers_shared(tmp_path, monkeypatch)
+    assert model.get_input_embeddings().num_embeddings == 44
+    with (
+        nullcontext() if fits else pytest.raises(ConfigError, match=rf"token id {largest} and the model has 44 tokens")
+    ):
+        check_vocabulary(model, largest)
 
 
 def test_an_engine_of_another_name_is_refused() -> None:
