@@ -159,7 +159,13 @@ def _flat(row: Row) -> Row:
     """A table's row: one value a column."""
     rewards = {f"reward/{name}": value for name, value in row["rewards"].items()}
     out = {k: v for k, v in row.items() if k not in ("rewards", "extras")} | rewards
-    return out | {"extras": json.dumps(row["extras"], ensure_ascii=False)}
+    out |= {"extras": json.dumps(row["extras"], ensure_ascii=False)}
+    return {name: _whole(value) if isinstance(value, str) else value for name, value in out.items()}
+
+
+def _whole(text: str) -> str:
+    """Half a surrogate pair, which no file takes, written out."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _write_lines(path: Path, rows: Sequence[Row]) -> None:

@@ -28,7 +28,7 @@ class BackgroundSink:
 
     def __init__(self, sink: Sink, *, name: str, capacity: int = _CAPACITY) -> None:
         self.name = name
-        self._sink = GuardedSink(sink, name=name)
+        self._sink = GuardedSink(sink, name=name, faults=BaseException)
         # Not queue.Queue: a Ctrl-C inside its put can leave its lock taken or its reader asleep for good.
         self._rows: queue.SimpleQueue[StepRow | EventRow | None] = queue.SimpleQueue()
         self._capacity = capacity
@@ -49,9 +49,11 @@ class BackgroundSink:
         """Hand over what is left and close the sink; one that needs longer than `timeout` seconds is left behind."""
         self._rows.put(None)
         self._thread.join(timeout)
+        lost = self._offered - self._handed
         if self._thread.is_alive():
-            lost = self._offered - self._handed
             _log.warning("The sink %s is too slow: %d rows did not reach it.", self.name, lost)
+        elif lost:
+            _log.warning("The sink %s did not get %d rows. The journal has them.", self.name, lost)
 
     def _put(self, row: StepRow | EventRow) -> None:
         self._offered += 1
@@ -88,12 +90,20 @@ def check_sinks(wanted: Mapping[str, Mapping[str, Any] | None]) -> None:
 def open_sinks(
     wanted: Mapping[str, Mapping[str, Any] | None], *, run_id: str, run_name: str, description: str
 ) -> list[BackgroundSink]:
-    """Make the sinks; those that take `run_id`, `run_name` or `description` are told. Settings come first."""
+    """Make the sinks; those that take `run_id`, `run_name` or `description` are told. Settings come first.
+
+    One that can't be made is an error, and those before it are closed again.
+    """
     identity = dict(zip(_IDENTITY, (run_id, run_name, description), strict=True))
-    opened = []
-    for name, settings in wanted.items():
-        told = _offered(available_sinks()[name].load(), identity)
-        opened.append(BackgroundSink(load_sink(name, **{**told, **(settings or {})}), name=name))
+    opened: list[BackgroundSink] = []
+    try:
+        for name, settings in wanted.items():
+            told = _offered(available_sinks()[name].load(), identity)
+            opened.append(BackgroundSink(load_sink(name, **{**told, **(settings or {})}), name=name))
+    except BaseException:
+        for sink in opened:
+            sink.close()
+        raise
     return opened
 
 

@@ -18,7 +18,7 @@ __all__ = ["CATALOGUE", "Page", "Sense", "Signal", "page_of", "signal", "signal_
 
 CATALOGUE: Mapping[str, Signal] = MappingProxyType({s.name: s for s in SIGNALS})
 _OF_FUNCTION = {row[0].removeprefix("reward/<name>"): row for row in PATTERNS}
-_REWARD_NAME = re.compile(rf"reward/(.+)({'|'.join(_OF_FUNCTION)})")
+_REWARD_NAME = re.compile(rf"reward/(.+)({'|'.join(_OF_FUNCTION)})", re.DOTALL)
 
 
 def signal(name: str) -> Signal:
@@ -74,7 +74,7 @@ def _of_function(name: str) -> Signal | None:
 
 
 def _of_metric(name: str) -> Signal | None:
-    if not re.fullmatch(r"reward_metric/.+", name):
+    if not re.fullmatch(r"reward_metric/.+", name, re.DOTALL):
         return None
     return Signal(
         name=name,

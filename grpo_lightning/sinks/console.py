@@ -1,9 +1,17 @@
-"""The terminal: a live panel for a run's first fifty steps, then a line a step; lines only where nobody watches."""
+"""The terminal: a live panel for a run's first fifty steps, then a line a step; lines only where nobody watches.
+
+A terminal that is gone, or a pipe's reader, ends no training: it is said once, in the log, and tried again.
+"""
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 
 from rich.console import Console
@@ -15,7 +23,10 @@ from grpo_lightning.sinks.terminal import plain
 
 __all__ = ["ConsoleSink"]
 
+_log = logging.getLogger(__name__)
+
 PANEL_STEPS = 50
+_FAULTS = (OSError, ValueError, SystemExit)  # a closed file is a ValueError; rich makes a SystemExit of a broken pipe
 _LINE = (
     ("reward_mean", "reward"),
     ("group_reward_std", "group std"),
@@ -55,10 +66,11 @@ class ConsoleSink:
         self._clock = clock
         self._left = TimeLeft(total_steps)
         self._left.step(first_step, clock())
-        self._panel = StepPanel(title=title or "first steps", clock=self._left, steps=PANEL_STEPS)
+        self._panel = StepPanel(title=self._shown(title or "first steps"), clock=self._left, steps=PANEL_STEPS)
         self._draws = _watched(self.console) if live is None else live
         self._live: Live | None = None
         self._evaluation: float | None = None
+        self._lost = False  # the last thing to show could not be
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """One optimizer step's signals."""
@@ -68,7 +80,7 @@ class ConsoleSink:
             self._print(self._line(step, values))
             return
         self._panel.step(step, values)
-        self._draw()
+        self._try(self._draw)
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """One evaluation's values."""
@@ -85,6 +97,27 @@ class ConsoleSink:
         """Leave the panel as it is and give the terminal back."""
         self._end_panel()
 
+    def _try(self, show: Callable[[], object]) -> None:
+        try:
+            show()
+        except _FAULTS as error:
+            self._lose(error)
+        else:
+            self._lost = False
+
+    def _lose(self, error: BaseException) -> None:
+        """Say so once; lines from now on. Where nobody can read any more, Python's last flush must not fail."""
+        self._draws, live, self._live = False, self._live, None
+        if live is not None:
+            with suppress(*_FAULTS):
+                live.stop()
+        if getattr(error, "errno", None) in (errno.EPIPE, errno.EIO):
+            with suppress(*_FAULTS), Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.console.file.fileno())
+        if not self._lost:
+            _log.warning("Can't write to the terminal: %s. Training goes on; the journal has every step.", error)
+        self._lost = True
+
     def _draw(self) -> None:
         if self._live is None:
             self._live = Live(self._panel, console=self.console, auto_refresh=False)
@@ -94,14 +127,25 @@ class ConsoleSink:
     def _end_panel(self) -> None:
         live, self._live = self._live, None
         if live is not None:
-            live.stop()
+            self._try(live.stop)
 
     def _print(self, text: str) -> None:
+        shown = self._shown(text)
         if self._draws:
-            self.console.print(Text(plain(text)), soft_wrap=True)
-            return
-        self.console.file.write(f"{plain(text)}\n")  # what rich would write, at a tenth of the cost of a step's line
+            self._try(lambda: self.console.print(Text(shown), soft_wrap=True))
+        else:
+            self._try(
+                lambda: self._write(f"{shown}\n")
+            )  # what rich would write, at a tenth of the cost of a step's line
+
+    def _write(self, text: str) -> None:
+        self.console.file.write(text)
         self.console.file.flush()
+
+    def _shown(self, text: str) -> str:
+        """Safe text that the terminal can write; an ASCII one gets the rest written out."""
+        safe, encoding = plain(text), self.console.encoding
+        return safe if safe.isascii() else safe.encode(encoding, "backslashreplace").decode(encoding)
 
     def _line(self, step: int, values: Mapping[str, float]) -> str:
         of = f"/{self._left.total}" if self._left.total else ""

@@ -18,7 +18,8 @@ class GuardedSink:
     """Pass rows on to `sink`; when it raises, say so once, keep the rows and try again later.
 
     The wait doubles from `first_wait` to `longest_wait` seconds. Up to `capacity` rows are kept, in order;
-    beyond it the oldest are let go and counted in `lost`.
+    beyond it the oldest are let go and counted in `lost`. On a thread of its own, `faults` may be `BaseException`: a
+    SystemExit of the sink would end the thread, and nothing else.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class GuardedSink:
         longest_wait: float = 300.0,
         capacity: int = 10_000,
         clock: Callable[[], float] = time.monotonic,
+        faults: type[BaseException] = Exception,
     ) -> None:
         self.sink = sink
         self.name = name or type(sink).__name__
         self.lost = 0
+        self._faults = faults
         self._first_wait, self._longest_wait, self._clock = first_wait, longest_wait, clock
         self._waiting: deque[StepRow | EventRow] = deque(maxlen=capacity)
         self._wait = 0.0  # 0 while the sink works
@@ -60,7 +63,7 @@ class GuardedSink:
             _log.warning("The sink %s did not get %d rows.", self.name, len(self._waiting) + self.lost)
         try:
             self.sink.close()
-        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        except self._faults as error:
             _log.warning("The sink %s could not be closed: %s", self.name, error)
 
     def _put(self, row: StepRow | EventRow) -> None:
@@ -75,7 +78,7 @@ class GuardedSink:
             row = self._waiting[0]
             try:
                 self.sink.write_step(row) if isinstance(row, StepRow) else self.sink.write_event(row)
-            except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+            except self._faults as error:
                 self._fail(error)
                 return
             self._waiting.popleft()
@@ -83,12 +86,12 @@ class GuardedSink:
             _log.warning("The sink %s works again.", self.name)
         self._wait = self._retry_at = 0.0
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         if not self._wait:
             _log.warning(
                 "The sink %s failed: %s. Training goes on; its rows are kept and tried again.",
                 self.name,
-                error,
+                error if str(error) else type(error).__name__,
             )
         self._wait = min(self._wait * 2, self._longest_wait) or self._first_wait
         self._retry_at = self._clock() + self._wait

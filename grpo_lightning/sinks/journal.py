@@ -104,7 +104,7 @@ class Journal:
 
     def write_event(self, row: EventRow) -> None:
         """Record an alert, a recovery, an evaluation or a note. The same key in a segment is updated."""
-        payload = json.dumps(row.payload, separators=(",", ":"), ensure_ascii=False, default=_plain)
+        payload = _json(row.payload)
         with self._write(f"record {row.kind} {row.key!r}") as db:
             db.execute(
                 f"INSERT INTO {EVENT_TABLES[row.kind]} (segment, step, time, name, key, payload)"
@@ -242,7 +242,7 @@ class Journal:
 
     def _layout(self, db: sqlite3.Connection, names: tuple[str, ...]) -> int:
         if names not in self._layouts:
-            text = json.dumps(names, separators=(",", ":"), ensure_ascii=False)
+            text = _json(names)
             db.execute("INSERT OR IGNORE INTO layouts (names) VALUES (?)", (text,))
             row = db.execute("SELECT layout FROM layouts WHERE names = ?", (text,)).fetchone()
             self._layouts[names] = int(row[0])
@@ -343,6 +343,12 @@ def _fix(error: sqlite3.Error) -> str:
 
 def _now(time: float | None) -> float:
     return clock.time() if time is None else time
+
+
+def _json(value: Any) -> str:
+    """Compact JSON that SQLite takes: half a surrogate pair, as of a file's name, is written out and read as it was."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=_plain)
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(value: Any) -> Any:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from grpo_lightning.errors import UsageError
 from grpo_lightning.sinks.base import EventRow, SinkError, StepRow
@@ -16,16 +17,20 @@ __all__ = ["JsonLines"]
 
 
 class JsonLines:
-    """Append rows to `path` as JSON lines, flushed one by one; ``-`` is stdout.
+    """Append rows to `path` as JSON lines, each in one write; ``-`` is stdout.
 
     A step is ``{"run_id", "segment", "step", "time", <signal>: value, …}``, an event has ``kind``, ``name``,
-    ``id`` and ``payload``. A line cut short by a crash stays alone on its line when the file is opened again.
+    ``id`` and ``payload``. A line cut short, by a crash or a full disk, stays alone on its line. A named pipe is opened
+    when somebody reads it; until then, and while nobody does, rows are refused and so tried again.
     """
 
     def __init__(self, path: str | Path = "-") -> None:
         self.path = None if str(path) == "-" else Path(path).absolute()
-        self._file: TextIO | None = None if self.path is None else _open(self.path)
+        self._file: BinaryIO | None = None
+        self._cut = False  # the last line has no end
         self._closed = False
+        if self.path is not None:
+            self._prepare(self.path)
 
     def write_step(self, row: StepRow) -> None:
         """Write one step."""
@@ -42,27 +47,57 @@ class JsonLines:
         if self._file is not None:
             self._file.close()
 
+    def _prepare(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_fifo():
+                self._cut = _is_cut(path)
+                self._file = _open(path)
+        except OSError as error:
+            raise UsageError(f"Can't write JSON lines to {path}: {error.strerror}. Give a writable path.") from error
+
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._closed:
             raise SinkError(f"Can't write to {self.path or 'stdout'}: the sink is closed.")
-        stream = sys.stdout if self._file is None else self._file
         try:
-            stream.write(json.dumps(_strict(record), ensure_ascii=False, allow_nan=False, default=str) + "\n")
-            stream.flush()
+            line = json.dumps(_strict(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
+            if self.path is None:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+            else:
+                self._append(self.path, line.encode("utf-8", "backslashreplace"))
         except (OSError, ValueError) as error:
             raise SinkError(f"Can't write to {self.path or 'stdout'}: {error}.") from error
 
+    def _append(self, path: Path, line: bytes) -> None:
+        """Write a line; what a failure leaves of it gets an end before the next one."""
+        self._file = self._file or _open(path)
+        rest = memoryview(b"\n" + line if self._cut else line)
+        try:
+            while rest:
+                written = self._file.write(rest) or 0
+                self._cut = rest[written - 1] != 10 if written else self._cut
+                rest = rest[written:]
+        except BrokenPipeError:  # the reader went away, and what it had not read with it
+            self._file.close()
+            self._file, self._cut = None, False
+            raise
 
-def _open(path: Path) -> TextIO:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        cut = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
-        stream = path.open("a", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"Can't write JSON lines to {path}: {error.strerror}. Give a writable path.") from error
-    if cut:
-        stream.write("\n")
-    return stream
+
+def _open(path: Path) -> BinaryIO:
+    """Unbuffered, so that a line that failed is not written later besides; a pipe that nobody reads is an OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "ab", buffering=0)
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether a file's last line has no end."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def _head(row: StepRow | EventRow) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class WandbSink:
 
     def write_step(self, row: StepRow) -> None:
         """Send one step's signals."""
-        values = {f"{page_of(name)}/{name}": value for name, value in row.values.items()}
+        values = {_key(name): value for name, value in row.values.items()}
         self._started(row).log({**values, "step": row.step, "segment": row.segment})
 
     def write_event(self, row: EventRow) -> None:
@@ -88,7 +88,7 @@ class WandbSink:
         if row.kind == "alert":
             self._alert(run, row)
         elif row.kind == "evaluation":
-            run.log({**{f"{page_of(name)}/{name}": value for name, value in row.payload.items()}, **where})
+            run.log({**{_key(name): value for name, value in row.payload.items()}, **where})
         elif row.kind == "recovery":
             self._recoveries[row.name] += 1
             run.log({f"2_health/recoveries/{row.name}": self._recoveries[row.name], **where})
@@ -130,6 +130,12 @@ class WandbSink:
         level = self._wandb.AlertLevel.ERROR if told.get("severity") == "critical" else self._wandb.AlertLevel.WARN
         title = f"{run.name or run.id}: {row.name} at step {row.step}"  # W&B sends one title once a minute at most
         run.alert(title=title, text=f"{summary} (run {run.id})", level=level)
+
+
+def _key(name: str) -> str:
+    """A signal below its page; half a surrogate pair, which W&B can't send, written out."""
+    key = f"{page_of(name)}/{name}"
+    return key if key.isascii() else key.encode("utf-8", "backslashreplace").decode()
 
 
 def _cell(value: Any) -> str | None:

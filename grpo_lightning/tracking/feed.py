@@ -108,7 +108,7 @@ class Feeder:
     def _key(self, signal: str) -> str:
         if signal not in self._keys:
             self._keys[signal] = metric_key(signal, self._page_of)
-            self._journal.set_meta(mlflow_keys=json.dumps(self._keys, ensure_ascii=False))
+            self._journal.set_meta(mlflow_keys=json.dumps(self._keys))
         return self._keys[signal]
 
     def _send(self, points: Sequence[Point]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -197,3 +200,26 @@ def test_the_log_says_when_a_sink_works_again(caplog: pytest.LogCaptureFixture) 
         (True, False),
         (False, True),
     ]
+
+
+PAUSES = "- {name: now, signal: lr, above: -1.0, action: pause, cause: data, summary: s, runbook: r.md}\n"
+
+
+def test_a_run_whose_output_nobody_reads_any_more_goes_on_and_pauses_with_its_own_code(
+    tmp_path: Path, tiny_files: Path
+) -> None:
+    """As behind `| head -1`, or in a closed terminal."""
+    (tmp_path / "rules.yaml").write_text(PAUSES)
+    config = _config(tmp_path, tiny_files, {"jsonl": {"path": str(tmp_path / "rows.jsonl")}})
+    command = [sys.executable, "-m", "grpo_lightning", "fit", "--config", config, "--health.rules", "[rules.yaml]"]
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[2])])
+    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, cwd=tmp_path, env=env, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == 75, done.stderr[-3000:]
+    assert done.stderr.count("Can't write to the terminal") == 1
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "kind" not in row] == [1]
+    assert [row["name"] for row in rows if row.get("kind") == "alert"] == ["now"]

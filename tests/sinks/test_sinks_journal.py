@@ -379,3 +379,16 @@ def test_closed_means_closed(tmp_path):
     journal.close()
     with pytest.raises(SinkError, match="is closed"):
         journal.latest()
+
+
+def test_half_a_surrogate_pair_is_read_as_it_was_written(tmp_path):
+    """File names that are no UTF-8 have them, and so may what a reward function logs."""
+    name, said = "reward_metric/\ud800 ü", {"message": "data: \udcff.jsonl changed", "ok": "\\ud800"}
+    with Journal(tmp_path / "j") as journal:
+        journal.start_segment(from_step=0)
+        for number in (1, 2):
+            journal.write_step(StepRow(run_id="r", segment=1, step=number, time=1.0, values={name: 0.5, "kl": 1.0}))
+        journal.write_event(EventRow(run_id="r", segment=1, step=2, time=1.0, kind="note", name="drift", payload=said))
+    with Journal(tmp_path / "j") as journal:
+        assert [dict(row.values) for row in journal.rows()] == [{name: 0.5, "kl": 1.0}] * 2
+        assert [dict(event.payload) for event in journal.events("note")] == [said]

@@ -156,6 +156,35 @@ def test_values_that_are_not_finite_stay_visible(tmp_path: Path) -> None:
     assert float(row["1_overview/loss"]) == math.inf
 
 
+HOSTILE = [
+    'a"b',
+    "new\nline",
+    "sl/ash//x",
+    "ünï",
+    "x" * 300,
+    "[bold]x[/]",
+    "../..",
+    "a.b",
+    "\x1b[31m",
+    "\ud800",
+    "step",
+    "",
+]
+
+
+def test_hostile_names_are_other_charts_and_lose_nothing(tmp_path: Path) -> None:
+    sink = load_sink("wandb", mode="offline", dir=tmp_path, run_id="r1", run_name='[bold]"\n<b>')
+    sink.write_step(step(1, kl=0.5, **{f"reward_metric/{name}": float(n) for n, name in enumerate(HOSTILE)}))
+    sink.close()
+    (found,) = history(tmp_path)
+    named = [name.encode("utf-8", "backslashreplace").decode() for name in HOSTILE if name]
+    assert {key: found[key] for key in found if "reward_metric/" in key} == {
+        **{f"3_diagnosis/reward_metric/{name}": float(n) for n, name in enumerate(named)},
+        "2_health/reward_metric/": float(len(named)),
+    }
+    assert (found["step"], found["2_health/kl"]) == (1, 0.5)
+
+
 def test_nothing_starts_before_the_first_row_and_nothing_is_taken_after_the_end(tmp_path: Path) -> None:
     sink = load_sink("wandb", mode="offline", dir=tmp_path, run_id="r1")
     assert not list(tmp_path.rglob("*.wandb"))

@@ -108,6 +108,7 @@ NAMES = [
     ("group_reward_std", "grpo_group_reward_std", {}),
     ("reward/a/b_c_mean", "grpo_reward_function_mean", {"function": "a/b_c"}),
     ("reward/x_std", "grpo_reward_function_std", {"function": "x"}),
+    ("reward_metric/with digit", "grpo_reward_metric", {"metric": "with digit"}),
     ("prompt_tokens_total", "grpo_prompt_tokens_total_value", {}),
     ("nonfinite_count", "grpo_nonfinite_count_value", {}),
     ("nonfinite_count_loss", "grpo_nonfinite_count_loss", {}),
@@ -221,7 +222,7 @@ def test_hostile_names_stay_in_their_label(name: str) -> None:
         found = samples(sink)
     finally:
         sink.close()
-    shown = name.encode("utf-8", "replace").decode()
+    shown = name.encode("utf-8", "backslashreplace").decode()
     assert {dict(labels)["run_name"] for _, labels in found} == {shown}
     assert [dict(labels)["function"] for key, labels in found if key == "grpo_reward_function_mean"] == [shown]
     assert not any(key == "evil" for key, _ in found)

@@ -124,7 +124,7 @@ class RunCollector(Collector):
 
     def _labels(self, more: Mapping[str, str]) -> dict[str, str]:
         labels = {"run_id": self._run_id, "run_name": self._run_name or self._run_id, **more}
-        return {key: value.encode("utf-8", "replace").decode() for key, value in labels.items()}
+        return {key: value.encode("utf-8", "backslashreplace").decode() for key, value in labels.items()}
 
 
 @lru_cache(maxsize=4096)

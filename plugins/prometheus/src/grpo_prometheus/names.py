@@ -2,7 +2,8 @@
 
 1. ``group_reward_std`` is ``grpo_group_reward_std``, a gauge.
 2. ``reward/<function>_mean`` is ``grpo_reward_function_mean{function="<function>"}``; so with ``_std``, ``_missing``,
-   ``_errors`` and ``_seconds``.
+   ``_errors`` and ``_seconds``. What functions log themselves, ``reward_metric/<name>``, is
+   ``grpo_reward_metric{metric="<name>"}``.
 3. Prometheus keeps the endings ``_total``, ``_count``, ``_sum``, ``_bucket``, ``_created`` and ``_info`` for other types: such
    a gauge ends with ``_value`` besides (``grpo_nonfinite_count_value``). So does one that would have a name of
    `OWN_METRICS`.
@@ -38,6 +39,8 @@ _RESERVED = ("_total", "_count", "_sum", "_bucket", "_created", "_info")
 _STATISTICS = "|".join(row[0].removeprefix("reward/<name>_") for row in PATTERNS)
 _OF_FUNCTION = re.compile(rf"reward/(?P<function>.+)_(?P<statistic>{_STATISTICS})", re.DOTALL)
 
+_METRIC = re.compile(r"reward_metric/(?P<metric>.+)", re.DOTALL)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
@@ -61,6 +64,10 @@ def metric_of(name: str) -> Metric:
         return Metric(
             name=f"{PREFIX}reward_function_{found['statistic']}", help=text, labels={"function": found["function"]}
         )
+    logged = _METRIC.fullmatch(name)
+    if logged is not None:
+        text = "What a reward function says about itself: the mean over its calls and the ranks"
+        return Metric(name=f"{PREFIX}reward_metric", help=text, labels={"metric": logged["metric"]})
     clean = PREFIX + re.sub(r"[^a-zA-Z0-9_]", "_", name)
     alike = clean.endswith("_value") and _is_taken(clean.removesuffix("_value"))  # another signal may get this name
     labels = {"signal": name} if alike or clean != PREFIX + name else {}
